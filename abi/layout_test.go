@@ -1,0 +1,174 @@
+package abi
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"unsafe"
+)
+
+// cStruct pairs a struct with the C struct whose layout it has. C members are
+// found by order, so that no table of names has to be kept: each Go field must
+// start where the C member of the same position starts.
+type cStruct struct {
+	c       string
+	v       any
+	members []string // C members in the order of the Go fields
+}
+
+// compareLayouts compiles a C program against the system's headers and compares
+// sizes and offsets.
+func compareLayouts(t *testing.T, headers []string, structs []cStruct) {
+	t.Helper()
+	var src strings.Builder
+	src.WriteString("#include <stdio.h>\n#include <stddef.h>\n")
+	for _, h := range headers {
+		fmt.Fprintf(&src, "#include <%s>\n", h)
+	}
+	src.WriteString("int main(void) {\n")
+	var want strings.Builder
+	for _, s := range structs {
+		typ := reflect.TypeOf(s.v)
+		if typ.NumField() != len(s.members) {
+			t.Fatalf("%s: %d fields, %d members named", s.c, typ.NumField(), len(s.members))
+		}
+		// A flexible driver_data member adds nothing to sizeof, but may add
+		// padding: the end of the last member is what udata starts at.
+		last := s.members[len(s.members)-1]
+		fmt.Fprintf(&src, "printf(\"%s %%zu\\n\", offsetof(struct %s, %s) + sizeof(((struct %s *)0)->%s));\n", s.c, s.c, last, s.c, last)
+		fmt.Fprintf(&want, "%s %d\n", s.c, typ.Size())
+		for i, m := range s.members {
+			fmt.Fprintf(&src, "printf(\"%s.%s %%zu\\n\", offsetof(struct %s, %s));\n", s.c, m, s.c, m)
+			fmt.Fprintf(&want, "%s.%s %d\n", s.c, m, typ.Field(i).Offset)
+		}
+	}
+	src.WriteString("return 0; }\n")
+	got := runC(t, src.String())
+	wantLines, gotLines := bytes.Split([]byte(want.String()), []byte("\n")), bytes.Split(got, []byte("\n"))
+	for i := range wantLines {
+		if i >= len(gotLines) || !bytes.Equal(wantLines[i], gotLines[i]) {
+			t.Errorf("here %q, in C %q", wantLines[i], gotLines[i])
+		}
+	}
+}
+
+// runC compiles and runs a program with the system's compiler and headers.
+func runC(t *testing.T, src string) []byte {
+	t.Helper()
+	dir := t.TempDir()
+	file, prog := filepath.Join(dir, "layout.c"), filepath.Join(dir, "layout")
+	if err := os.WriteFile(file, []byte(src), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command("cc", "-o", prog, file).CombinedOutput(); err != nil {
+		t.Fatalf("compile against the system's headers (packages gcc and linux-libc-dev): %v\n%s", err, out)
+	}
+	out, err := exec.Command(prog).Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func words(s string) []string { return strings.Fields(s) }
+
+func TestUverbsLayout(t *testing.T) {
+	compareLayouts(t, []string{"rdma/ib_user_verbs.h"}, []cStruct{
+		{"ib_uverbs_cmd_hdr", CmdHdr{}, words("command in_words out_words")},
+		{"ib_uverbs_ex_cmd_hdr", ExCmdHdr{}, words("response provider_in_words provider_out_words cmd_hdr_reserved")},
+		{"ib_uverbs_async_event_desc", AsyncEvent{}, words("element event_type reserved")},
+		{"ib_uverbs_comp_event_desc", CompEvent{}, words("cq_handle")},
+		{"ib_uverbs_get_context", GetContext{}, words("response")},
+		{"ib_uverbs_get_context_resp", GetContextResp{}, words("async_fd num_comp_vectors")},
+		{"ib_uverbs_query_device", QueryDevice{}, words("response")},
+		{"ib_uverbs_query_device_resp", QueryDeviceResp{}, words(`fw_ver node_guid sys_image_guid max_mr_size page_size_cap
+			vendor_id vendor_part_id hw_ver max_qp max_qp_wr device_cap_flags max_sge max_sge_rd max_cq max_cqe max_mr max_pd
+			max_qp_rd_atom max_ee_rd_atom max_res_rd_atom max_qp_init_rd_atom max_ee_init_rd_atom atomic_cap max_ee max_rdd
+			max_mw max_raw_ipv6_qp max_raw_ethy_qp max_mcast_grp max_mcast_qp_attach max_total_mcast_qp_attach max_ah max_fmr
+			max_map_per_fmr max_srq max_srq_wr max_srq_sge max_pkeys local_ca_ack_delay phys_port_cnt reserved`)},
+		{"ib_uverbs_query_port", QueryPort{}, words("response port_num reserved")},
+		{"ib_uverbs_query_port_resp", QueryPortResp{}, words(`port_cap_flags max_msg_sz bad_pkey_cntr qkey_viol_cntr gid_tbl_len
+			pkey_tbl_len lid sm_lid state max_mtu active_mtu lmc max_vl_num sm_sl subnet_timeout init_type_reply active_width
+			active_speed phys_state link_layer flags reserved`)},
+		{"ib_uverbs_alloc_pd", AllocPD{}, words("response")},
+		{"ib_uverbs_alloc_pd_resp", AllocPDResp{}, words("pd_handle")},
+		{"ib_uverbs_dealloc_pd", Handle{}, words("pd_handle")},
+		{"ib_uverbs_dereg_mr", Handle{}, words("mr_handle")},
+		{"ib_uverbs_destroy_ah", Handle{}, words("ah_handle")},
+		{"ib_uverbs_reg_mr", RegMR{}, words("response start length hca_va pd_handle access_flags")},
+		{"ib_uverbs_reg_mr_resp", RegMRResp{}, words("mr_handle lkey rkey")},
+		{"ib_uverbs_create_comp_channel", CreateCompChannel{}, words("response")},
+		{"ib_uverbs_create_comp_channel_resp", CreateCompChannelResp{}, words("fd")},
+		{"ib_uverbs_create_cq", CreateCQ{}, words("response user_handle cqe comp_vector comp_channel reserved")},
+		{"ib_uverbs_create_cq_resp", CreateCQResp{}, words("cq_handle cqe")},
+		{"ib_uverbs_resize_cq", ResizeCQ{}, words("response cq_handle cqe")},
+		{"ib_uverbs_resize_cq_resp", ResizeCQResp{}, words("cqe reserved")},
+		{"ib_uverbs_poll_cq", PollCQ{}, words("response cq_handle ne")},
+		{"ib_uverbs_poll_cq_resp", PollCQResp{}, words("count reserved")},
+		{"ib_uverbs_wc", WC{}, words(`wr_id status opcode vendor_err byte_len ex qp_num src_qp wc_flags pkey_index slid sl
+			dlid_path_bits port_num reserved`)},
+		{"ib_uverbs_req_notify_cq", ReqNotifyCQ{}, words("cq_handle solicited_only")},
+		{"ib_uverbs_destroy_cq", DestroyCQ{}, words("response cq_handle reserved")},
+		{"ib_uverbs_destroy_cq_resp", DestroyCQResp{}, words("comp_events_reported async_events_reported")},
+		{"ib_uverbs_global_route", GlobalRoute{}, words("dgid flow_label sgid_index hop_limit traffic_class reserved")},
+		{"ib_uverbs_ah_attr", AHAttr{}, words("grh dlid sl src_path_bits static_rate is_global port_num reserved")},
+		{"ib_uverbs_create_ah", CreateAH{}, words("response user_handle pd_handle reserved attr")},
+		{"ib_uverbs_create_ah_resp", CreateAHResp{}, words("ah_handle")},
+		{"ib_uverbs_create_qp", CreateQP{}, words(`response user_handle pd_handle send_cq_handle recv_cq_handle srq_handle
+			max_send_wr max_recv_wr max_send_sge max_recv_sge max_inline_data sq_sig_all qp_type is_srq reserved`)},
+		{"ib_uverbs_create_qp_resp", CreateQPResp{}, words(`qp_handle qpn max_send_wr max_recv_wr max_send_sge max_recv_sge
+			max_inline_data reserved`)},
+		{"ib_uverbs_qp_dest", QPDest{}, words(`dgid flow_label dlid reserved sgid_index hop_limit traffic_class sl
+			src_path_bits static_rate is_global port_num`)},
+		{"ib_uverbs_query_qp", QueryQP{}, words("response qp_handle attr_mask")},
+		{"ib_uverbs_query_qp_resp", QueryQPResp{}, words(`dest alt_dest max_send_wr max_recv_wr max_send_sge max_recv_sge
+			max_inline_data qkey rq_psn sq_psn dest_qp_num qp_access_flags pkey_index alt_pkey_index qp_state cur_qp_state
+			path_mtu path_mig_state sq_draining max_rd_atomic max_dest_rd_atomic min_rnr_timer port_num timeout retry_cnt
+			rnr_retry alt_port_num alt_timeout sq_sig_all reserved`)},
+		{"ib_uverbs_modify_qp", ModifyQP{}, words(`dest alt_dest qp_handle attr_mask qkey rq_psn sq_psn dest_qp_num
+			qp_access_flags pkey_index alt_pkey_index qp_state cur_qp_state path_mtu path_mig_state en_sqd_async_notify
+			max_rd_atomic max_dest_rd_atomic min_rnr_timer port_num timeout retry_cnt rnr_retry alt_port_num alt_timeout reserved`)},
+		{"ib_uverbs_destroy_qp", DestroyQP{}, words("response qp_handle reserved")},
+		{"ib_uverbs_destroy_qp_resp", EventsResp{}, words("events_reported")},
+		{"ib_uverbs_destroy_srq", DestroyQP{}, words("response srq_handle reserved")},
+		{"ib_uverbs_destroy_srq_resp", EventsResp{}, words("events_reported")},
+		{"ib_uverbs_sge", SGE{}, words("addr length lkey")},
+		{"ib_uverbs_send_wr", SendWR{}, words(`wr_id num_sge opcode send_flags ex wr.atomic.remote_addr wr.atomic.compare_add
+			wr.atomic.swap wr.atomic.rkey wr.atomic.reserved`)},
+		{"ib_uverbs_post_send", PostSend{}, words("response qp_handle wr_count sge_count wqe_size")},
+		{"ib_uverbs_post_recv", PostSend{}, words("response qp_handle wr_count sge_count wqe_size")},
+		{"ib_uverbs_post_srq_recv", PostSend{}, words("response srq_handle wr_count sge_count wqe_size")},
+		{"ib_uverbs_post_send_resp", PostResp{}, words("bad_wr")},
+		{"ib_uverbs_recv_wr", RecvWR{}, words("wr_id num_sge reserved")},
+		{"ib_uverbs_attach_mcast", Mcast{}, words("gid qp_handle mlid reserved")},
+		{"ib_uverbs_detach_mcast", Mcast{}, words("gid qp_handle mlid reserved")},
+		{"ib_uverbs_create_srq", CreateSRQ{}, words("response user_handle pd_handle max_wr max_sge srq_limit")},
+		{"ib_uverbs_create_srq_resp", CreateSRQResp{}, words("srq_handle max_wr max_sge srqn")},
+		{"ib_uverbs_modify_srq", ModifySRQ{}, words("srq_handle attr_mask max_wr srq_limit")},
+		{"ib_uverbs_query_srq", QuerySRQ{}, words("response srq_handle reserved")},
+		{"ib_uverbs_query_srq_resp", QuerySRQResp{}, words("max_wr max_sge srq_limit reserved")},
+	})
+}
+
+// The union of ib_uverbs_send_wr: where decodeUnion (dispatch) looks for the
+// members of its other forms in SendWR.
+func TestSendWRUnion(t *testing.T) {
+	runC(t, `#include <stddef.h>
+#include <rdma/ib_user_verbs.h>
+#define AT(m, n) _Static_assert(offsetof(struct ib_uverbs_send_wr, m) == n, #m)
+AT(wr.rdma.remote_addr, 24); AT(wr.rdma.rkey, 32);
+AT(wr.ud.ah, 24); AT(wr.ud.remote_qpn, 28); AT(wr.ud.remote_qkey, 32);
+int main(void) { return 0; }
+`)
+	if at := unsafe.Offsetof(SendWR{}.RemoteAddr); at != 24 {
+		t.Errorf("RemoteAddr at %d", at)
+	}
+	if at := unsafe.Offsetof(SendWR{}.CompareAdd); at != 32 {
+		t.Errorf("CompareAdd at %d", at)
+	}
+}

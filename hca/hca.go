@@ -1,0 +1,241 @@
+// Package hca is the contract between the uverbs dispatcher and a device: the
+// kernel's struct ib_device (include/rdma/ib_verbs.h) in Go terms, and the
+// registry of the devices that exist.
+//
+// Who may call it: dispatch calls the methods below for its clients; hca/soft
+// and later drivers implement them; udev/sysfs and cmd read the registry. hca
+// imports nothing of ours.
+//
+// The rules are those of the kernel's Documentation/infiniband/core_locking:
+//
+//   - CreateAH, PostSend, PostRecv, Poll, ReqNotify and their kin never sleep:
+//     no wait, no I/O, no client memory touched, no lock held across either. All
+//     other methods may sleep.
+//   - Every method is fully reentrant; the driver synchronises.
+//   - Callbacks (Notifier) never run from inside a verb's own call chain and
+//     never twice at a time for one CQ. They must not block.
+//   - What a post leaves to do (moving payloads, completing) is done by Run,
+//     which the poster calls after it has answered its client (DESIGN.md
+//     section 4): Run may sleep in a client's memory, and does so under no lock.
+//   - A device stays usable until Registry.Unregister returns.
+//
+// Use counts (a PD that is in use cannot go) are kept by the caller, as the
+// kernel keeps them in ib_core (verbs.c), not by drivers. A driver may rely on
+// never being asked to destroy an object that another living object uses.
+package hca
+
+// Memory is the address space of the process that registered a region.
+// Implementations are bound to the address space, not to the process: after
+// exec or exit both methods fail and touch nothing. Both may block for ever
+// (userfaultfd, a FUSE mapping): call them under no lock.
+type Memory interface {
+	// ReadAt fills p from addr, whole or not at all useful: any error means
+	// that nothing in p may be used.
+	ReadAt(p []byte, addr uint64) error
+	// WriteAt stores p at addr; on error a prefix may have been written.
+	WriteAt(p []byte, addr uint64) error
+}
+
+// Device is one HCA. Methods that create return a driver error that wraps the
+// unix.Errno the kernel's driver would return.
+type Device interface {
+	// Ops says which optional methods work; commands that need another answer
+	// EOPNOTSUPP (uverbs_uapi.c, uapi_compute_bundle_size's siblings).
+	Ops() OpSet
+	// Attr is query_device; constant over the device's life.
+	Attr() *DeviceAttr
+	// Port is query_port, from live state; port counts from 1. EINVAL if there
+	// is no such port.
+	Port(port uint8) (PortAttr, error)
+	// GID is query_gid; EINVAL for an index outside Attr.GIDTableLen.
+	GID(port uint8, index int) (GID, error)
+	// PKey is query_pkey.
+	PKey(port uint8, index int) (uint16, error)
+	// Counters are the port's counters by their sysfs name
+	// (ports/P/counters/NAME), port_xmit_data and port_rcv_data in 4-byte words.
+	Counters(port uint8) (map[string]uint64, error)
+	// AllocUContext is alloc_ucontext.
+	AllocUContext(n Notifier) (UContext, error)
+}
+
+// Notifier takes the unaffiliated events of a device for one context.
+type Notifier interface {
+	PortEvent(ev EventType, port uint8)
+}
+
+// UContext is what one open file may create without a PD.
+type UContext interface {
+	AllocPD() (PD, error)
+	CreateCQ(CQInit) (CQ, error)
+	// Close is dealloc_ucontext; everything made through it is gone by then.
+	Close() error
+}
+
+// PD is a protection domain. All objects below belong to exactly one.
+type PD interface {
+	RegMR(MRInit) (MR, error)
+	CreateAH(AHAttr) (AH, error)
+	CreateQP(QPInit) (QP, error)
+	CreateSRQ(SRQInit) (SRQ, error)
+	Close() error
+}
+
+// MRInit describes a region whose range and permissions the caller has already
+// checked and charged.
+type MRInit struct {
+	Mem    Memory
+	Start  uint64 // the client's address of byte 0
+	Length uint64 // bytes
+	IOVA   uint64 // the address that work requests use for byte 0
+	Access Access
+}
+
+// MR is a memory region.
+type MR interface {
+	LKey() uint32
+	RKey() uint32
+	// Close invalidates both keys and waits until no copy through them is
+	// running or will start. A copy stuck in the client's memory is not waited
+	// for: it is marked, and finishes without effect on the daemon.
+	Close() error
+}
+
+// AHAttr is struct ib_uverbs_ah_attr / rdma_ah_attr.
+type AHAttr struct {
+	DLID         uint16
+	SL           uint8
+	SrcPathBits  uint8
+	StaticRate   uint8
+	IsGlobal     bool
+	Port         uint8
+	DGID         GID
+	FlowLabel    uint32
+	SGIDIndex    uint8
+	HopLimit     uint8
+	TrafficClass uint8
+}
+
+// AH is an address handle. Create and Close never sleep.
+type AH interface {
+	Attr() AHAttr
+	Close() error
+}
+
+// CQHandler takes a CQ's events. Completion is called at most once per
+// ReqNotify, never concurrently for one CQ, never from inside a verb.
+type CQHandler interface {
+	Completion()
+	CQEvent(EventType)
+}
+
+// CQInit is create_cq.
+type CQInit struct {
+	Entries int // at least this many; 1 … DeviceAttr.MaxCQE, checked by the driver (EINVAL)
+	Vector  int
+	Handler CQHandler
+}
+
+// CQ is a completion queue. Poll and ReqNotify never sleep.
+type CQ interface {
+	Entries() int
+	// Poll moves up to len(wc) completions into wc.
+	Poll(wc []WC) int
+	// ReqNotify arms the handler. With ReportMissed it returns true when
+	// completions are already there (IB_CQ_REPORT_MISSED_EVENTS).
+	ReqNotify(f NotifyFlags) bool
+	// Await is for a poll that found nothing: it arms w to be called once, as
+	// soon as a completion is there, from whoever made it, under no lock of the
+	// driver. False (and w is not armed) when a completion is there already or
+	// another waiter is armed. Cancel takes it back: true if w will not be
+	// called any more.
+	Await(w Waiter) bool
+	Cancel(w Waiter) bool
+	Resize(entries int) error // OpResizeCQ; EINVAL if more are queued
+	Close() error
+}
+
+// Waiter is woken by a CQ; implemented by a pointer so that arming allocates
+// nothing.
+type Waiter interface{ Wake() }
+
+// SRQHandler takes a shared receive queue's events.
+type SRQHandler interface{ SRQEvent(EventType) }
+
+// SRQInit is create_srq.
+type SRQInit struct {
+	MaxWR, MaxSGE, Limit uint32
+	Handler              SRQHandler
+}
+
+// SRQAttr is struct ib_srq_attr.
+type SRQAttr struct{ MaxWR, MaxSGE, Limit uint32 }
+
+// SRQAttrMask selects what ModifySRQ changes (enum ib_srq_attr_mask).
+type SRQAttrMask uint32
+
+// Bits of SRQAttrMask.
+const (
+	SRQMaxWR SRQAttrMask = 1 << 0
+	SRQLimit SRQAttrMask = 1 << 1
+)
+
+// SRQ is a shared receive queue.
+type SRQ interface {
+	// Attr reports the actual sizes; Limit is 0 once it has fired.
+	Attr() SRQAttr
+	Modify(a SRQAttr, m SRQAttrMask) error
+	// PostRecv queues wrs in order and returns how many were taken; err says
+	// why the next one was not (ENOMEM queue full, EINVAL too many SGEs).
+	PostRecv(wrs []RecvWR) (int, error)
+	// Run continues senders that waited for a receive. See QP.Run.
+	Run()
+	Close() error
+}
+
+// QPHandler takes a QP's asynchronous events.
+type QPHandler interface{ QPEvent(EventType) }
+
+// QPInit is create_qp.
+type QPInit struct {
+	Type           QPType
+	SendCQ, RecvCQ CQ
+	SRQ            SRQ // nil: own receive queue
+	Cap            QPCap
+	SigAll         bool
+	Handler        QPHandler
+}
+
+// QPCap is struct ib_qp_cap; the driver returns what it really gave, at least
+// what was asked.
+type QPCap struct {
+	MaxSendWR, MaxRecvWR, MaxSendSGE, MaxRecvSGE, MaxInline uint32
+}
+
+// QP is a queue pair. PostSend and PostRecv never sleep.
+type QP interface {
+	Num() uint32
+	Cap() QPCap
+	// Modify checks the transition (IBTA 1.4 table 91-ish, ib_modify_qp_is_ok
+	// in verbs.c) and changes what m names; on error nothing has changed.
+	Modify(a *QPAttr, m QPAttrMask) error
+	// Query fills everything it knows.
+	Query() (QPAttr, QPInit)
+	// PostSend copies wrs into the send queue, in order, and returns how many
+	// were taken; err says why the next one was not: EINVAL (state RESET, INIT
+	// or RTR; opcode; SGE count), ENOMEM (queue full). In SQE or ERR they are
+	// taken and flushed. It moves no payload: the caller calls Run after it has
+	// answered its client. Nothing of wrs is kept.
+	PostSend(wrs []SendWR) (int, error)
+	PostRecv(wrs []RecvWR) (int, error)
+	// Run does what is queued on this QP and what its new receives allow its
+	// peers to do: it is called on the goroutine that posted, after the answer.
+	// One holder at a time runs a QP's send queue; a second caller hands its
+	// work to the first and returns. May sleep in a client's memory.
+	Run()
+	// AttachMcast and DetachMcast are OpMcast. Duplicate attach: nil. Unknown
+	// detach: EINVAL.
+	AttachMcast(gid GID, lid uint16) error
+	DetachMcast(gid GID, lid uint16) error
+	// Close is destroy_qp. When it returns the QP completes nothing more.
+	Close() error
+}

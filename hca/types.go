@@ -1,0 +1,416 @@
+package hca
+
+import "fmt"
+
+// GID is a 128-bit global identifier, in wire order.
+type GID [16]byte
+
+// String is the sysfs form: eight groups of four hex digits.
+func (g GID) String() string {
+	return fmt.Sprintf("%x:%x:%x:%x:%x:%x:%x:%x", g[0:2], g[2:4], g[4:6], g[6:8], g[8:10], g[10:12], g[12:14], g[14:16])
+}
+
+// GUID is an EUI-64, in wire order.
+type GUID [8]byte
+
+// String is the sysfs form: four groups of four hex digits.
+func (g GUID) String() string { return fmt.Sprintf("%x:%x:%x:%x", g[0:2], g[2:4], g[4:6], g[6:8]) }
+
+// OpSet is a set of optional driver methods.
+type OpSet uint64
+
+// Optional driver methods, after the members of struct ib_device_ops.
+const (
+	OpReqNotify OpSet = 1 << iota
+	OpResizeCQ
+	OpSRQ
+	OpModifySRQ
+	OpMcast
+	OpAH
+	OpMW
+	OpXRC
+	OpReregMR
+	OpModifyCQ
+	OpFlow
+	OpWQ
+)
+
+// Has reports whether all of want is there.
+func (s OpSet) Has(want OpSet) bool { return s&want == want }
+
+// DeviceAttr is struct ib_device_attr (ib_verbs.h) with what sysfs shows.
+type DeviceAttr struct {
+	FWVer         uint64 // as query_device: major<<32 | minor<<16 | sub
+	NodeGUID      GUID
+	SysImageGUID  GUID
+	NodeDesc      string // at most 63 bytes
+	BoardID       string
+	MaxMRSize     uint64 // bytes
+	PageSizeCap   uint64
+	VendorID      uint32
+	VendorPartID  uint32
+	HWVer         uint32
+	MaxQP         uint32
+	MaxQPWR       uint32
+	CapFlags      uint32 // IB_DEVICE_*
+	MaxSGE        uint32
+	MaxSGERD      uint32
+	MaxCQ         uint32
+	MaxCQE        uint32
+	MaxMR         uint32
+	MaxPD         uint32
+	MaxQPRdAtom   uint32
+	MaxEERdAtom   uint32
+	MaxResRdAtom  uint32
+	MaxQPInitRd   uint32
+	MaxEEInitRd   uint32
+	AtomicCap     uint32 // enum ib_atomic_cap: 0 none, 1 HCA, 2 global
+	MaxEE, MaxRDD uint32
+	MaxMW         uint32
+	MaxRawIPv6QP  uint32
+	MaxRawEthyQP  uint32
+	MaxMcastGrp   uint32
+	MaxMcastQP    uint32 // attach
+	MaxTotMcastQP uint32 // attach
+	MaxAH         uint32
+	MaxFMR        uint32
+	MaxMapPerFMR  uint32
+	MaxSRQ        uint32
+	MaxSRQWR      uint32
+	MaxSRQSGE     uint32
+	MaxPKeys      uint16
+	LocalCAAckDel uint8
+	PhysPortCnt   uint8
+	CompVectors   int // num_comp_vectors, at least 1
+	MaxInline     uint32
+	GIDTableLen   int
+	PKeyTableLen  int
+}
+
+// LinkLayer is IB_LINK_LAYER_*.
+type LinkLayer uint8
+
+// Link layers (enum rdma_link_layer as the ABI carries it).
+const (
+	LinkUnspecified LinkLayer = iota
+	LinkInfiniBand
+	LinkEthernet
+)
+
+// PortAttr is struct ib_port_attr.
+type PortAttr struct {
+	PortCapFlags  uint32
+	MaxMsgSize    uint32
+	BadPKeyCntr   uint32
+	QKeyViolCntr  uint32
+	GIDTableLen   uint32
+	PKeyTableLen  uint16
+	LID           uint16
+	SMLID         uint16
+	State         uint8 // enum ib_port_state; 4 ACTIVE
+	MaxMTU        uint8 // enum ib_mtu; 5 = 4096
+	ActiveMTU     uint8
+	LMC           uint8
+	MaxVLNum      uint8
+	SMSL          uint8
+	SubnetTimeout uint8
+	InitTypeReply uint8
+	ActiveWidth   uint8 // enum ib_port_width; 2 = 4x
+	ActiveSpeed   uint8 // enum ib_port_speed; 32 = EDR
+	PhysState     uint8 // 5 LinkUp
+	LinkLayer     LinkLayer
+	NetDev        string // RoCE: interface name behind GID 0, else ""
+}
+
+// Access is IB_ACCESS_*.
+type Access uint32
+
+// Access bits (enum ib_access_flags, ib_user_ioctl_verbs.h).
+const (
+	AccessLocalWrite    Access = 1 << 0
+	AccessRemoteWrite   Access = 1 << 1
+	AccessRemoteRead    Access = 1 << 2
+	AccessRemoteAtomic  Access = 1 << 3
+	AccessMWBind        Access = 1 << 4
+	AccessZeroBased     Access = 1 << 5
+	AccessOnDemand      Access = 1 << 6
+	AccessHugetlb       Access = 1 << 7
+	AccessOptionalRange Access = 0x3ff00000 // IB_ACCESS_OPTIONAL: may be ignored
+	AccessRelaxedOrder  Access = 1 << 20
+	AccessSupported            = AccessLocalWrite | AccessRemoteWrite | AccessRemoteRead | AccessRemoteAtomic | AccessMWBind
+	AccessNeedsWritable        = AccessLocalWrite | AccessRemoteWrite | AccessRemoteAtomic | AccessMWBind
+	AccessNeedsLocal           = AccessRemoteWrite | AccessRemoteAtomic // demand LOCAL_WRITE too (ib_check_mr_access)
+)
+
+// NotifyFlags is enum ib_cq_notify_flags.
+type NotifyFlags uint32
+
+// Bits of NotifyFlags.
+const (
+	NotifySolicited NotifyFlags = 1 << 0
+	NotifyNextComp  NotifyFlags = 1 << 1
+	ReportMissed    NotifyFlags = 1 << 2
+)
+
+// EventType is enum ib_event_type.
+type EventType uint32
+
+// Events.
+const (
+	EventCQErr EventType = iota
+	EventQPFatal
+	EventQPReqErr
+	EventQPAccessErr
+	EventCommEst
+	EventSQDrained
+	EventPathMig
+	EventPathMigErr
+	EventDeviceFatal
+	EventPortActive
+	EventPortErr
+	EventLIDChange
+	EventPKeyChange
+	EventSMChange
+	EventSRQErr
+	EventSRQLimitReached
+	EventQPLastWQEReached
+	EventClientReregister
+	EventGIDChange
+)
+
+// QPType is enum ib_uverbs_qp_type.
+type QPType uint8
+
+// QP types.
+const (
+	QPTypeRC        QPType = 2
+	QPTypeUC        QPType = 3
+	QPTypeUD        QPType = 4
+	QPTypeRawPacket QPType = 8
+	QPTypeXRCIni    QPType = 9
+	QPTypeXRCTgt    QPType = 10
+)
+
+// QPState is enum ib_qp_state.
+type QPState uint8
+
+// QP states.
+const (
+	QPReset QPState = iota
+	QPInitState
+	QPRTR
+	QPRTS
+	QPSQD
+	QPSQE
+	QPErr
+)
+
+// MTU is enum ib_mtu.
+type MTU uint8
+
+// Bytes is the MTU in bytes (256 … 4096), 0 for a value outside the enum.
+func (m MTU) Bytes() int {
+	if m < 1 || m > 5 {
+		return 0
+	}
+	return 128 << m
+}
+
+// QPAttr is struct ib_qp_attr; QPAttrMask says which members count.
+type QPAttr struct {
+	State            QPState
+	CurState         QPState
+	PathMTU          MTU
+	PathMigState     uint8
+	QKey             uint32
+	RQPSN            uint32
+	SQPSN            uint32
+	DestQPN          uint32
+	Access           Access
+	Cap              QPCap
+	AH               AHAttr
+	AltAH            AHAttr
+	PKeyIndex        uint16
+	AltPKeyIndex     uint16
+	EnSQDAsyncNotify bool
+	SQDraining       bool
+	MaxRdAtomic      uint8
+	MaxDestRdAtomic  uint8
+	MinRNRTimer      uint8
+	Port             uint8
+	Timeout          uint8
+	RetryCnt         uint8
+	RNRRetry         uint8
+	AltPort          uint8
+	AltTimeout       uint8
+	RateLimit        uint32
+}
+
+// QPAttrMask is enum ib_qp_attr_mask.
+type QPAttrMask uint32
+
+// Bits of QPAttrMask.
+const (
+	QPMaskState QPAttrMask = 1 << iota
+	QPMaskCurState
+	QPMaskEnSQDAsyncNotify
+	QPMaskAccess
+	QPMaskPKeyIndex
+	QPMaskPort
+	QPMaskQKey
+	QPMaskAV
+	QPMaskPathMTU
+	QPMaskTimeout
+	QPMaskRetryCnt
+	QPMaskRNRRetry
+	QPMaskRQPSN
+	QPMaskMaxRdAtomic
+	QPMaskAltPath
+	QPMaskMinRNRTimer
+	QPMaskSQPSN
+	QPMaskMaxDestRdAtomic
+	QPMaskPathMigState
+	QPMaskCap
+	QPMaskDestQPN
+	qpMaskReserved1
+	qpMaskReserved2
+	qpMaskReserved3
+	qpMaskReserved4
+	QPMaskRateLimit
+	// QPMaskStandard is IB_QP_ATTR_STANDARD_BITS.
+	QPMaskStandard = QPMaskDestQPN<<1 - 1
+)
+
+// SendOpcode is enum ib_uverbs_wr_opcode.
+type SendOpcode uint32
+
+// Send opcodes.
+const (
+	OpRDMAWrite SendOpcode = iota
+	OpRDMAWriteImm
+	OpSend
+	OpSendImm
+	OpRDMARead
+	OpAtomicCmpSwap
+	OpAtomicFetchAdd
+	OpLocalInv
+	OpBindMW
+	OpSendInv
+)
+
+// SendFlags is enum ib_send_flags.
+type SendFlags uint32
+
+// Bits of SendFlags.
+const (
+	SendFence SendFlags = 1 << iota
+	SendSignaled
+	SendSolicited
+	SendInline
+	SendIPCsum
+)
+
+// SGE is one scatter/gather element.
+type SGE struct {
+	Addr   uint64
+	Length uint32 // bytes; 0 means 0 (as in the kernel's software drivers)
+	LKey   uint32
+}
+
+// SendWR is struct ib_send_wr and its rdma, atomic and ud forms.
+type SendWR struct {
+	ID     uint64
+	Opcode SendOpcode
+	Flags  SendFlags
+	Imm    uint32 // imm_data as the client stored it (big endian bytes), or the rkey to invalidate
+	SGE    []SGE
+	Inline []byte // with SendInline: the payload, already copied; SGE is then nil
+
+	RemoteAddr  uint64 // RDMA and atomic
+	RKey        uint32
+	CompareAdd  uint64
+	Swap        uint64
+	AH          AH // UD
+	RemoteQPN   uint32
+	RemoteQKey  uint32
+	RemotePKIdx uint16
+}
+
+// RecvWR is struct ib_recv_wr.
+type RecvWR struct {
+	ID  uint64
+	SGE []SGE
+}
+
+// WCStatus is enum ib_wc_status.
+type WCStatus uint32
+
+// Completion statuses.
+const (
+	WCSuccess WCStatus = iota
+	WCLocLenErr
+	WCLocQPOpErr
+	WCLocEECOpErr
+	WCLocProtErr
+	WCWRFlushErr
+	WCMWBindErr
+	WCBadRespErr
+	WCLocAccessErr
+	WCRemInvReqErr
+	WCRemAccessErr
+	WCRemOpErr
+	WCRetryExcErr
+	WCRNRRetryExcErr
+	WCLocRDDViolErr
+	WCRemInvRDReqErr
+	WCRemAbortErr
+	WCInvEECNErr
+	WCInvEECStateErr
+	WCFatalErr
+	WCRespTimeoutErr
+	WCGeneralErr
+)
+
+// WCOpcode is enum ib_uverbs_wc_opcode.
+type WCOpcode uint32
+
+// Completion opcodes.
+const (
+	WCSend      WCOpcode = 0
+	WCRDMAWrite WCOpcode = 1
+	WCRDMARead  WCOpcode = 2
+	WCCompSwap  WCOpcode = 3
+	WCFetchAdd  WCOpcode = 4
+	WCBindMW    WCOpcode = 5
+	WCLocalInv  WCOpcode = 6
+	WCRecv      WCOpcode = 128
+	WCRecvImm   WCOpcode = 129 // IB_WC_RECV_RDMA_WITH_IMM: an RDMA write with immediate
+)
+
+// WCFlags is enum ib_wc_flags.
+type WCFlags uint32
+
+// Bits of WCFlags.
+const (
+	WCGRH     WCFlags = 1 << 0
+	WCWithImm WCFlags = 1 << 1
+	WCWithInv WCFlags = 1 << 2
+)
+
+// WC is a work completion, member for member struct ib_uverbs_wc.
+type WC struct {
+	ID          uint64
+	Status      WCStatus
+	Opcode      WCOpcode
+	VendorErr   uint32
+	ByteLen     uint32
+	Imm         uint32 // as stored by the sender
+	QPN         uint32
+	SrcQP       uint32
+	Flags       WCFlags
+	PKeyIndex   uint16
+	SLID        uint16
+	SL          uint8
+	DLIDPathBit uint8
+	Port        uint8
+}
