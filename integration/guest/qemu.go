@@ -1,0 +1,54 @@
+package guest
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/uverbsd/uverbsd/integration/internal/wire"
+)
+
+// qemuProgram is found on PATH.
+const qemuProgram = "qemu-system-x86_64"
+
+// agentFD is the file descriptor of the agent's socket in QEMU: the first of exec.Cmd.ExtraFiles.
+const agentFD = 3
+
+// machine is what one QEMU process is started with.
+type machine struct {
+	accel                Accel // AccelKVM or AccelTCG
+	cpus, memMiB         int
+	kernel, initrd, disk string
+	append, extra        []string
+}
+
+// kernelArgs is the kernel's command line. A guest that oopses or panics ends at once (panic=-1 with QEMU's
+// -no-reboot), so that the host learns of it; the rest makes an emulated boot quicker.
+func (m *machine) kernelArgs() string {
+	args := []string{
+		"console=ttyS0", "quiet", "panic=-1", "oops=panic",
+		"mitigations=off", "random.trust_cpu=on", "cryptomgr.notests", "audit=0",
+	}
+	return strings.Join(append(args, m.append...), " ")
+}
+
+// args is QEMU's command line without the program. The disk is a snapshot: writes go to a temporary file that QEMU
+// has already unlinked, so that any number of guests boot from one image.
+func (m *machine) args() []string {
+	accel, cpu := "tcg,thread=multi", "max"
+	if m.accel == AccelKVM {
+		accel, cpu = "kvm", "host"
+	}
+	args := []string{
+		"-no-user-config", "-nodefaults", "-no-reboot", "-display", "none",
+		"-machine", "q35", "-accel", accel, "-cpu", cpu,
+		"-smp", strconv.Itoa(m.cpus), "-m", strconv.Itoa(m.memMiB),
+		"-kernel", m.kernel, "-initrd", m.initrd, "-append", m.kernelArgs(),
+		"-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console",
+		"-drive", "file=" + strings.ReplaceAll(m.disk, ",", ",,") + ",format=raw,if=virtio,snapshot=on,cache=unsafe",
+		"-chardev", fmt.Sprintf("socket,id=agent,fd=%d", agentFD),
+		"-device", "virtio-serial-pci", "-device", "virtserialport,chardev=agent,name=" + wire.PortName,
+		"-device", "virtio-rng-pci",
+	}
+	return append(args, m.extra...)
+}
