@@ -1,0 +1,244 @@
+package dispatch
+
+import (
+	"sync"
+
+	"github.com/uverbsd/uverbsd/abi"
+	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/idr"
+	"golang.org/x/sys/unix"
+)
+
+// Scratch sizes in 8-byte units: the largest request and response that a typed
+// row has (query_qp's response is 128 bytes, query_device's 176).
+const (
+	inScratch  = 16
+	outScratch = 32
+)
+
+// keptScratch is how many elements of each post scratch slice a pooled call
+// keeps; a larger one came from a long list and is given to the collector.
+const keptScratch = 512
+
+// runner is work left for after the answer (hca.QP, hca.SRQ).
+type runner interface{ Run() }
+
+// call is one command under way. Pooled: nothing here outlives Write, except
+// through a request that was deferred.
+type call struct {
+	f    *File
+	r    Request
+	tid  int
+	size int // bytes the client wrote
+
+	hdr  abi.CmdHdr
+	ex   abi.ExCmdHdr
+	row  *row
+	core []byte // request without headers and udata
+	udin []byte // the provider's part
+
+	respAddr uint64 // client address of the response
+	respLen  int    // bytes of it that are the core's
+	udoutLen int    // bytes of it that are the provider's
+
+	made     *idr.Object // begun, not committed
+	used     []*idr.Object
+	after    runner
+	deferred bool // the reply is or will be given elsewhere
+
+	in  [inScratch]uint64
+	out [outScratch]uint64
+
+	sends  []hca.SendWR
+	recvs  []hca.RecvWR
+	sges   []hca.SGE
+	inline []byte
+}
+
+var calls = sync.Pool{New: func() any { return new(call) }}
+
+func (c *call) reset() {
+	c.f, c.r, c.row, c.core, c.udin, c.made, c.after, c.deferred = nil, nil, nil, nil, nil, nil, nil, false
+	clear(c.sends)
+	c.sends, c.recvs, c.sges, c.inline = c.sends[:0], c.recvs[:0], c.sges[:0], c.inline[:0]
+	if cap(c.sends) > keptScratch {
+		c.sends = nil
+	}
+	if cap(c.recvs) > keptScratch {
+		c.recvs = nil
+	}
+	if cap(c.sges) > keptScratch {
+		c.sges = nil
+	}
+	if cap(c.inline) > keptScratch*16 {
+		c.inline = nil
+	}
+}
+
+// reply answers the write() with its whole byte count, or with err.
+func (c *call) reply(err error) {
+	c.deferred = true
+	if err != nil {
+		c.r.ReplyError(errnoOf(err))
+		return
+	}
+	c.r.ReplyWrite(c.size)
+}
+
+// dispatch checks the header as ib_uverbs_write and verify_hdr do, in their
+// order, and runs the row.
+func (c *call) dispatch(data []byte) error {
+	if len(data) < abi.CmdHdrSize {
+		return unix.EINVAL
+	}
+	copy(bytesOf(&c.hdr), data)
+	if c.hdr.Command&^(abi.CmdFlagExtended|abi.CmdMask) != 0 {
+		return unix.EINVAL
+	}
+	c.row = lookupRow(c.hdr.Command)
+	if c.row == nil || !c.f.dev.cfg.HCA.Ops().Has(c.row.op) {
+		return unix.EOPNOTSUPP
+	}
+	if err := c.split(data); err != nil {
+		return err
+	}
+	defer c.unuse()
+	if c.row.run == nil {
+		return unix.EOPNOTSUPP
+	}
+	return c.row.run(c)
+}
+
+// split is verify_hdr for a legacy command and the udata arithmetic after it.
+func (c *call) split(data []byte) error {
+	row := c.row
+	if int(c.hdr.InWords)*4 != len(data) {
+		return unix.EINVAL
+	}
+	body := data[abi.CmdHdrSize:]
+	if len(body) < row.req {
+		// rdma-core 18 and 19 send DESTROY_CQ in 16 bytes (verify_hdr).
+		if row.num != abi.CmdDestroyCQ || len(data) != 16 {
+			return unix.ENOSPC
+		}
+	}
+	outLen := int(c.hdr.OutWords) * 4
+	if outLen < row.resp {
+		return unix.ENOSPC
+	}
+	c.core, c.respLen, c.respAddr, c.udoutLen = body, outLen, 0, 0
+	if row.udata && len(body) > row.req {
+		c.core, c.udin = body[:row.req], body[row.req:]
+	}
+	if row.resp > 0 {
+		copy(bytesOf(&c.respAddr), body) // every such request begins with it
+		if row.udata {
+			c.respLen, c.udoutLen = row.resp, outLen-row.resp
+		}
+	}
+	return nil
+}
+
+// request copies the core request into dst: a short one is extended with
+// zeros, a surplus must be zero (uverbs_request).
+func (c *call) request(dst []byte) error {
+	n := copy(dst, c.core)
+	clear(dst[n:])
+	return zeros(c.core[n:])
+}
+
+// zeros is EOPNOTSUPP unless b is all zero (ib_is_buffer_cleared).
+func zeros(b []byte) error {
+	for _, x := range b {
+		if x != 0 {
+			return unix.EOPNOTSUPP
+		}
+	}
+	return nil
+}
+
+// respond writes the core response, cut or filled with zeros to what the
+// client asked for (uverbs_response). The tail beyond is the client's own.
+func (c *call) respond(resp []byte) error {
+	n := min(len(resp), c.respLen)
+	sys := c.f.dev.cfg.System
+	if sys.Write(c.tid, resp[:n], c.respAddr) != nil {
+		return unix.EFAULT
+	}
+	if n == c.respLen {
+		return nil
+	}
+	return c.respondWith(func(b []byte, addr uint64) error { return sys.Write(c.tid, b, addr) }, resp)
+}
+
+// writer puts bytes into the calling thread's memory.
+type writer func(b []byte, addr uint64) error
+
+// respondWith is respond through another way to the client's memory.
+func (c *call) respondWith(write writer, resp []byte) error {
+	n := min(len(resp), c.respLen)
+	if write(resp[:n], c.respAddr) != nil {
+		return unix.EFAULT
+	}
+	var zero [64]byte
+	for n < c.respLen {
+		m := min(len(zero), c.respLen-n)
+		if write(zero[:m], c.respAddr+uint64(n)) != nil {
+			return unix.EFAULT
+		}
+		n += m
+	}
+	return nil
+}
+
+// use locks a handle for the length of the command.
+func (c *call) use(kind idr.Kind, id uint32) (*idr.Object, error) {
+	o, err := c.f.objects.Use(kind, id)
+	if err != nil {
+		return nil, err
+	}
+	c.used = append(c.used, o)
+	return o, nil
+}
+
+func (c *call) unuse() {
+	for i, o := range c.used {
+		o.Done()
+		c.used[i] = nil
+	}
+	c.used = c.used[:0]
+}
+
+// begin reserves the handle of a new object.
+func (c *call) begin(kind idr.Kind) (*idr.Object, error) {
+	o, err := c.f.objects.Begin(kind)
+	c.made = o
+	return o, err
+}
+
+// finish commits what the command made, or undoes it if err.
+func (c *call) finish(err error) error {
+	o := c.made
+	c.made = nil
+	if o == nil {
+		return err
+	}
+	if err == nil {
+		err = c.f.objects.Commit(o)
+	}
+	if err != nil {
+		if o.Value != nil {
+			_ = destroyObject(o)
+		}
+		c.f.objects.Abort(o)
+	}
+	return err
+}
+
+// context is the file's ucontext. EINVAL without one (ib_uverbs_get_ucontext).
+func (c *call) context() (*ucontext, error) {
+	if u := c.f.ctx.Load(); u != nil {
+		return u, nil
+	}
+	return nil, errNoContext
+}

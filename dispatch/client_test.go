@@ -1,0 +1,342 @@
+package dispatch_test
+
+import (
+	"encoding/binary"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+
+	"github.com/uverbsd/uverbsd/abi"
+	"github.com/uverbsd/uverbsd/dispatch"
+	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/hca/loop"
+	"github.com/uverbsd/uverbsd/hca/soft"
+	"github.com/uverbsd/uverbsd/pin"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// memory is a client's address space: [base, base+len) is mapped, the first
+// page of it read only.
+type memory struct {
+	mu   sync.Mutex
+	base uint64
+	b    []byte
+}
+
+const page = 4096
+
+func (m *memory) in(addr, n uint64) bool {
+	return addr >= m.base && n <= uint64(len(m.b)) && addr-m.base <= uint64(len(m.b))-n
+}
+
+func (m *memory) ReadAt(p []byte, addr uint64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.in(addr, uint64(len(p))) {
+		return unix.EFAULT
+	}
+	copy(p, m.b[addr-m.base:])
+	return nil
+}
+
+func (m *memory) WriteAt(p []byte, addr uint64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.in(addr, uint64(len(p))) || addr < m.base+page {
+		return unix.EFAULT
+	}
+	copy(m.b[addr-m.base:], p)
+	return nil
+}
+
+// process is a fake client process; pid is also the id of its first thread.
+type process struct {
+	memory
+	pid   int
+	limit uint64
+	refs  atomic.Int32
+}
+
+func (p *process) PID() int                      { return p.pid }
+func (p *process) Name() string                  { return "fake" }
+func (p *process) MemlockLimit() (uint64, error) { return p.limit, nil }
+func (p *process) CanLockAny() bool              { return false }
+func (p *process) Get()                          { p.refs.Add(1) }
+func (p *process) Put()                          { p.refs.Add(-1) }
+func (p *process) CheckRange(addr, n uint64, write bool) error {
+	if !p.in(addr, n) || write && addr < p.base+page {
+		return unix.EFAULT
+	}
+	return nil
+}
+
+// machine is the fake System: processes by pid, thread ids pid … pid+99.
+type machine struct {
+	dev    *dispatch.Device
+	seized error  // what Install says
+	letGo  func() // runs once, when Install has let the thread go and has not returned
+	// beforeOpen runs once, between a command's announcement of its open and
+	// the open.
+	beforeOpen      func()
+	undone          atomic.Int32 // installs that failed after the answer
+	outer, finished chan struct{}
+	nextFD          int
+	procs           map[int]*process
+	opened          map[int]dispatch.Handle // by the fd that Install made
+}
+
+func (m *machine) proc(tid int) *process { return m.procs[tid-tid%100] }
+
+func (m *machine) OpenProcess(tid int) (dispatch.Process, error) {
+	p := m.proc(tid)
+	if p == nil {
+		return nil, unix.EACCES
+	}
+	p.Get()
+	return p, nil
+}
+
+type creds struct{ pid int }
+
+func (c creds) Check(tid int, _, _ uint32) error {
+	if tid-tid%100 != c.pid {
+		return unix.EACCES
+	}
+	return nil
+}
+
+func (m *machine) Credentials(p dispatch.Process, _ int, _, _ uint32) (dispatch.Credentials, error) {
+	return creds{p.PID()}, nil
+}
+
+func (m *machine) Read(tid int, b []byte, addr uint64) error  { return m.proc(tid).ReadAt(b, addr) }
+func (m *machine) Write(tid int, b []byte, addr uint64) error { return m.proc(tid).WriteAt(b, addr) }
+
+type standing struct {
+	m   *machine
+	tid int
+	fd  int
+}
+
+func (s standing) FD() int                           { return s.fd }
+func (s standing) Write(b []byte, addr uint64) error { return s.m.Write(s.tid, b, addr) }
+
+func (m *machine) Install(tid int, answer func(), done func(dispatch.Standing, error) unix.Errno) error {
+	if m.seized != nil {
+		return m.seized
+	}
+	answer()
+	m.nextFD++
+	if f := m.beforeOpen; f != nil {
+		m.beforeOpen = nil
+		f()
+	}
+	h, err := m.dev.Open(newRequest(tid))
+	if err == nil {
+		m.opened[m.nextFD] = h
+	}
+	if e := done(standing{m, tid, m.nextFD}, err); e != 0 {
+		m.undone.Add(1)
+	}
+	if f := m.letGo; f != nil {
+		m.letGo = nil
+		f()
+	}
+	return nil
+}
+
+// answer is what a request was answered with.
+type answer struct {
+	errno   unix.Errno
+	n       int
+	data    []byte
+	revents uint32
+}
+
+type request struct {
+	tid       int
+	flags     uint32
+	ch        chan answer // capacity 2: a second reply is seen
+	mu        sync.Mutex
+	interrupt func()
+}
+
+func newRequest(tid int) *request { return &request{tid: tid, ch: make(chan answer, 2)} }
+
+func (r *request) TID() int                { return r.tid }
+func (r *request) UID() uint32             { return 1000 }
+func (r *request) GID() uint32             { return 1000 }
+func (r *request) FileFlags() uint32       { return r.flags }
+func (r *request) Detach()                 {}
+func (r *request) ReplyError(e unix.Errno) { r.ch <- answer{errno: e} }
+func (r *request) ReplyWrite(n int)        { r.ch <- answer{n: n} }
+func (r *request) ReplyPoll(ev uint32)     { r.ch <- answer{revents: ev} }
+func (r *request) ReplyRead(b []byte)      { r.ch <- answer{data: append([]byte(nil), b...)} }
+func (r *request) OnInterrupt(f func()) {
+	r.mu.Lock()
+	r.interrupt = f
+	r.mu.Unlock()
+}
+
+// rig is a device with the fakes around it.
+type rig struct {
+	*machine
+	t      *testing.T
+	engine *soft.Device
+	pins   pin.Accountant
+	mu     sync.Mutex
+	woken  map[uint64]int // notified kh
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	engine, err := soft.New(loop.New(), soft.Config{GUID: hca.GUID{0, 0x11, 0x75, 0, 0, 0, 0, 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &rig{t: t, engine: engine, woken: map[uint64]int{},
+		machine: &machine{procs: map[int]*process{}, opened: map[int]dispatch.Handle{}, nextFD: 10}}
+	g.dev = dispatch.NewDevice(dispatch.Config{HCA: engine, System: g.machine, Pins: &g.pins,
+		Notify: func(kh uint64) { g.mu.Lock(); g.woken[kh]++; g.mu.Unlock() }})
+	t.Cleanup(func() { _ = engine.Close() })
+	return g
+}
+
+// client is one open file of a process.
+type client struct {
+	g *rig
+	h dispatch.Handle
+	p *process
+}
+
+const clientMem = 1 << 20
+
+func (g *rig) client(pid int) *client {
+	g.t.Helper()
+	p := g.procs[pid]
+	if p == nil {
+		p = &process{pid: pid, limit: 8 << 20}
+		p.base, p.b = 0x10000, make([]byte, clientMem)
+		g.procs[pid] = p
+	}
+	h, err := g.dev.Open(newRequest(pid))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return &client{g: g, h: h, p: p}
+}
+
+// resp is where responses go: in the second page.
+const resp = 0x10000 + page
+
+// out reads a response.
+func out[T any](c *client) T {
+	var v T
+	b := unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v))
+	if err := c.p.ReadAt(b, resp); err != nil {
+		c.g.t.Fatal(err)
+	}
+	return v
+}
+
+func raw[T any](v T) []byte {
+	return append([]byte(nil), unsafe.Slice((*byte)(unsafe.Pointer(&v)), unsafe.Sizeof(v))...)
+}
+
+// pack builds a legacy command.
+func pack(num uint32, outBytes int, body ...[]byte) []byte {
+	b := make([]byte, abi.CmdHdrSize)
+	for _, x := range body {
+		b = append(b, x...)
+	}
+	binary.LittleEndian.PutUint32(b, num)
+	binary.LittleEndian.PutUint16(b[4:], uint16(len(b)/4))
+	binary.LittleEndian.PutUint16(b[6:], uint16(outBytes/4))
+	return b
+}
+
+// write sends raw bytes from thread pid and waits for the one answer.
+func (c *client) write(b []byte) answer {
+	c.g.t.Helper()
+	return c.writeFrom(c.p.pid, b)
+}
+
+func (c *client) writeFrom(tid int, b []byte) answer {
+	c.g.t.Helper()
+	r := newRequest(tid)
+	c.h.Write(r, b)
+	a := <-r.ch
+	select {
+	case a := <-r.ch:
+		c.g.t.Errorf("answered twice: %+v", a)
+	default:
+	}
+	return a
+}
+
+// cmd runs a command that must give want.
+func (c *client) cmd(want unix.Errno, num uint32, outBytes int, body ...[]byte) {
+	c.g.t.Helper()
+	b := pack(num, outBytes, body...)
+	a := c.write(b)
+	if a.errno != want {
+		c.g.t.Fatalf("command %d: %v, want %v", num, a.errno, want)
+	}
+	if want == 0 && a.n != len(b) {
+		c.g.t.Fatalf("command %d returned %d of %d bytes", num, a.n, len(b))
+	}
+}
+
+func (c *client) context() abi.GetContextResp {
+	c.g.t.Helper()
+	c.cmd(0, abi.CmdGetContext, 8, raw(abi.GetContext{Response: resp}))
+	return out[abi.GetContextResp](c)
+}
+
+func (c *client) pd() uint32 {
+	c.g.t.Helper()
+	c.cmd(0, abi.CmdAllocPD, 4, raw(abi.AllocPD{Response: resp}))
+	return out[abi.AllocPDResp](c).PDHandle
+}
+
+func (c *client) cq(channel int32) uint32 {
+	c.g.t.Helper()
+	c.cmd(0, abi.CmdCreateCQ, 8, raw(abi.CreateCQ{Response: resp, UserHandle: 0xc0ffee, CQE: 16, CompChannel: channel}))
+	return out[abi.CreateCQResp](c).CQHandle
+}
+
+func (c *client) qp(pd, cq uint32, typ hca.QPType) abi.CreateQPResp {
+	c.g.t.Helper()
+	c.cmd(0, abi.CmdCreateQP, 32, raw(abi.CreateQP{Response: resp, UserHandle: 0x9b, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq,
+		MaxSendWR: 8, MaxRecvWR: 8, MaxSendSGE: 2, MaxRecvSGE: 2, MaxInlineData: 64, QPType: uint8(typ)}))
+	return out[abi.CreateQPResp](c)
+}
+
+func (c *client) mr(pd uint32, addr, n uint64, access hca.Access) abi.RegMRResp {
+	c.g.t.Helper()
+	c.cmd(0, abi.CmdRegMR, 12, raw(abi.RegMR{Response: resp, Start: addr, Length: n, HCAVA: addr, PDHandle: pd, AccessFlags: uint32(access)}))
+	return out[abi.RegMRResp](c)
+}
+
+// connect moves an RC QP to RTS against itself or another on LID lid.
+func (c *client) connect(qp, dest uint32, lid uint16) {
+	c.g.t.Helper()
+	c.cmd(0, abi.CmdModifyQP, 0, raw(abi.ModifyQP{QPHandle: qp, QPState: uint8(hca.QPInitState), PortNum: 1, QPAccessFlags: uint32(hca.AccessRemoteWrite | hca.AccessRemoteRead | hca.AccessRemoteAtomic),
+		AttrMask: uint32(hca.QPMaskState | hca.QPMaskPKeyIndex | hca.QPMaskPort | hca.QPMaskAccess)}))
+	c.cmd(0, abi.CmdModifyQP, 0, raw(abi.ModifyQP{QPHandle: qp, QPState: uint8(hca.QPRTR), PathMTU: 5, DestQPNum: dest, MaxDestRdAtomic: 1, MinRNRTimer: 12,
+		Dest:     abi.QPDest{DLID: lid, PortNum: 1},
+		AttrMask: uint32(hca.QPMaskState | hca.QPMaskAV | hca.QPMaskPathMTU | hca.QPMaskDestQPN | hca.QPMaskRQPSN | hca.QPMaskMaxDestRdAtomic | hca.QPMaskMinRNRTimer)}))
+	c.cmd(0, abi.CmdModifyQP, 0, raw(abi.ModifyQP{QPHandle: qp, QPState: uint8(hca.QPRTS), Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRdAtomic: 1,
+		AttrMask: uint32(hca.QPMaskState | hca.QPMaskTimeout | hca.QPMaskRetryCnt | hca.QPMaskRNRRetry | hca.QPMaskSQPSN | hca.QPMaskMaxRdAtomic)}))
+}
+
+func (c *client) poll() []abi.WC {
+	c.g.t.Helper()
+	c.cmd(0, abi.CmdPollCQ, 8+4*48, raw(abi.PollCQ{Response: resp, CQHandle: 0, NE: 4}))
+	return nil
+}

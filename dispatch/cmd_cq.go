@@ -1,0 +1,208 @@
+package dispatch
+
+import (
+	"sync"
+
+	"github.com/uverbsd/uverbsd/abi"
+	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/idr"
+	"golang.org/x/sys/unix"
+)
+
+// wcBatch is how many completions one step of POLL_CQ moves: 768 bytes to the
+// client per copy, on scratch memory that every call carries.
+const wcBatch = 16
+
+type cqObject struct {
+	parents
+	hca        hca.CQ
+	user       uint64 // user_handle: names the CQ in its events
+	channel    *eventFile
+	async      *eventFile
+	compEvents eventSource
+	asyncEvts  eventSource
+	poller     poller
+}
+
+// Completion queues a channel event (ib_uverbs_comp_handler).
+func (o *cqObject) Completion() {
+	if o.channel != nil {
+		o.channel.push(o.user, 0, &o.compEvents)
+	}
+}
+
+// CQEvent queues an asynchronous event (ib_uverbs_cq_event_handler).
+func (o *cqObject) CQEvent(ev hca.EventType) { o.async.push(o.user, uint32(ev), &o.asyncEvts) }
+
+func (o *cqObject) close() error {
+	o.poller.finish()
+	if err := o.hca.Close(); err != nil {
+		return err
+	}
+	// ib_uverbs_release_ucq: unread events go, read ones stay counted.
+	if o.channel != nil {
+		o.channel.purge(&o.compEvents)
+	}
+	o.async.purge(&o.asyncEvts)
+	return nil
+}
+
+func createCQ(c *call, in *abi.CreateCQ, out *abi.CreateCQResp) error {
+	u, err := c.context()
+	if err != nil {
+		return err
+	}
+	if in.CompVector >= uint32(c.f.dev.cfg.HCA.Attr().CompVectors) {
+		return unix.EINVAL
+	}
+	cq := &cqObject{user: in.UserHandle, async: u.async}
+	if in.CompChannel >= 0 {
+		if cq.channel, err = c.f.channel(in.CompChannel); err != nil {
+			return err
+		}
+	}
+	o, err := c.begin(kindCQ)
+	if err != nil {
+		return err
+	}
+	if in.CQE > c.f.dev.cfg.HCA.Attr().MaxCQE {
+		return unix.EINVAL
+	}
+	cq.hca, err = u.hca.CreateCQ(hca.CQInit{Entries: int(in.CQE), Vector: int(in.CompVector), Handler: cq})
+	if err != nil {
+		return err
+	}
+	cq.poller.init(c.f.dev, cq.hca)
+	o.Value = cq
+	*out = abi.CreateCQResp{CQHandle: o.ID(), CQE: uint32(cq.hca.Entries())}
+	return nil
+}
+
+func resizeCQ(c *call, in *abi.ResizeCQ, out *abi.ResizeCQResp) error {
+	o, err := c.use(kindCQ, in.CQHandle)
+	if err != nil {
+		return err
+	}
+	cq := o.Value.(*cqObject)
+	if in.CQE > c.f.dev.cfg.HCA.Attr().MaxCQE {
+		return unix.EINVAL
+	}
+	if err := cq.hca.Resize(int(in.CQE)); err != nil {
+		return err
+	}
+	out.CQE = uint32(cq.hca.Entries())
+	return nil
+}
+
+func destroyCQ(c *call, in *abi.DestroyCQ, out *abi.DestroyCQResp) error {
+	return c.f.objects.Destroy(kindCQ, in.CQHandle, func(o *idr.Object) error {
+		cq := o.Value.(*cqObject)
+		if err := destroyObject(o); err != nil {
+			return err
+		}
+		*out = abi.DestroyCQResp{CompEventsReported: cq.compEvents.count(), AsyncEventsReported: cq.asyncEvts.count()}
+		return nil
+	})
+}
+
+func reqNotifyCQ(c *call, in *abi.ReqNotifyCQ) error {
+	o, err := c.use(kindCQ, in.CQHandle)
+	if err != nil {
+		return err
+	}
+	f := hca.NotifyNextComp
+	if in.SolicitedOnly != 0 {
+		f = hca.NotifySolicited
+	}
+	o.Value.(*cqObject).hca.ReqNotify(f)
+	return nil
+}
+
+// pollCQ answers with what is there. An empty queue is waited on for a bounded
+// moment (poller), since the client would only ask again.
+func pollCQ(c *call) error {
+	in := at[abi.PollCQ](c.in[:])
+	if err := c.request(bytesOf(in)); err != nil {
+		return err
+	}
+	o, err := c.use(kindCQ, in.CQHandle)
+	if err != nil {
+		return err
+	}
+	cq := o.Value.(*cqObject)
+	sys := c.f.dev.cfg.System
+	n, err := deliverWC(sys, c.tid, cq.hca, in.Response, in.NE, in.NE == 0)
+	if n != 0 || err != nil || in.NE == 0 {
+		return err
+	}
+	if cq.poller.park(c.r, c.tid, in.Response, in.NE) {
+		c.deferred = true
+		return nil
+	}
+	// A completion came in between, or another thread waits here already.
+	_, err = deliverWC(sys, c.tid, cq.hca, in.Response, in.NE, true)
+	return err
+}
+
+// wcScratch is the memory that one delivery works in.
+type wcScratch struct {
+	wcs [wcBatch]hca.WC
+	buf [pollHead + wcBatch*wcSize]byte
+}
+
+// Sizes of ib_uverbs_poll_cq_resp's head and of ib_uverbs_wc, in bytes.
+const (
+	pollHead = 8
+	wcSize   = 48
+)
+
+var wcScratches = sync.Pool{New: func() any { return new(wcScratch) }}
+
+// deliverWC is ib_uverbs_poll_cq: it moves at most ne completions to the
+// client's response, bounded by ne and not by out_words, as there. Nothing is
+// written if there are none, unless even is set.
+func deliverWC(sys System, tid int, cq hca.CQ, resp uint64, ne uint32, even bool) (int, error) {
+	s := wcScratches.Get().(*wcScratch)
+	defer wcScratches.Put(s)
+	total := 0
+	for uint32(total) < ne {
+		want := int(min(ne-uint32(total), wcBatch))
+		n := cq.Poll(s.wcs[:want])
+		for i := range n {
+			w := toWC(&s.wcs[i])
+			copy(s.buf[pollHead+i*wcSize:], bytesOf(&w))
+		}
+		last := n < want || uint32(total+n) == ne
+		if total == 0 && last {
+			if n == 0 && !even {
+				return 0, nil
+			}
+			head := abi.PollCQResp{Count: uint32(n)}
+			copy(s.buf[:], bytesOf(&head))
+			if sys.Write(tid, s.buf[:pollHead+n*wcSize], resp) != nil {
+				return n, unix.EFAULT
+			}
+			return n, nil
+		}
+		if n > 0 && sys.Write(tid, s.buf[pollHead:pollHead+n*wcSize], resp+uint64(pollHead+total*wcSize)) != nil {
+			return total + n, unix.EFAULT
+		}
+		total += n
+		if last {
+			break
+		}
+	}
+	head := abi.PollCQResp{Count: uint32(total)}
+	if sys.Write(tid, bytesOf(&head), resp) != nil {
+		return total, unix.EFAULT
+	}
+	return total, nil
+}
+
+func toWC(w *hca.WC) abi.WC {
+	return abi.WC{
+		WRID: w.ID, Status: uint32(w.Status), Opcode: uint32(w.Opcode), VendorErr: w.VendorErr,
+		ByteLen: w.ByteLen, Imm: w.Imm, QPNum: w.QPN, SrcQP: w.SrcQP, WCFlags: uint32(w.Flags),
+		PKeyIndex: w.PKeyIndex, SLID: w.SLID, SL: w.SL, DLIDPathBits: w.DLIDPathBit, PortNum: w.Port,
+	}
+}

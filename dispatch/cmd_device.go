@@ -1,0 +1,223 @@
+package dispatch
+
+import (
+	"errors"
+
+	"github.com/uverbsd/uverbsd/abi"
+	"github.com/uverbsd/uverbsd/hca"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+)
+
+// NoFD is the async_fd of a client that could not be given one: not a
+// descriptor (above any fs.nr_open), not -1 (libibverbs would then ask for one
+// by ioctl and fail), not its command fd (it would close that twice).
+const NoFD = 1 << 30
+
+// getContext makes the ucontext and gives the client its event descriptor.
+func getContext(c *call) error {
+	var in abi.GetContext
+	if err := c.request(bytesOf(&in)); err != nil {
+		return err
+	}
+	f := c.f
+	f.mu.Lock()
+	if f.opening || f.ctx.Load() != nil {
+		f.mu.Unlock()
+		return errBusyContext
+	}
+	f.opening = true
+	f.mu.Unlock()
+
+	u := &ucontext{async: newEventFile(f, asyncEvents)}
+	err := func() (err error) {
+		u.hca, err = f.dev.cfg.HCA.AllocUContext(u)
+		return err
+	}()
+	commit := func(fd int, write writer) error {
+		out := abi.GetContextResp{AsyncFD: uint32(fd), NumCompVectors: uint32(f.dev.cfg.HCA.Attr().CompVectors)}
+		if err := c.respondWith(write, bytesOf(&out)); err != nil {
+			return err
+		}
+		f.ctx.Store(u)
+		return nil
+	}
+	if err == nil {
+		err = f.dev.install(c, u.async, commit)
+		if err != nil && !c.deferred {
+			// The client cannot be seized (traced, seccomp): it works without
+			// asynchronous events rather than not at all.
+			f.dev.cfg.Log.Warn("client gets no event descriptor: its async events are lost",
+				zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Error(err))
+			err = commit(NoFD, func(b []byte, addr uint64) error { return f.dev.cfg.System.Write(c.tid, b, addr) })
+		}
+	}
+	if f.ctx.Load() == nil && u.hca != nil {
+		_ = u.hca.Close()
+	}
+	f.mu.Lock()
+	f.opening = false
+	f.mu.Unlock()
+	if c.deferred {
+		return nil
+	}
+	return err
+}
+
+// createCompChannel gives the client a completion channel's descriptor. A
+// client that cannot be seized gets EPERM: a channel that never speaks would
+// hang it.
+func createCompChannel(c *call) error {
+	var in abi.CreateCompChannel
+	if err := c.request(bytesOf(&in)); err != nil {
+		return err
+	}
+	if _, err := c.context(); err != nil {
+		return err
+	}
+	f := c.f
+	ev := newEventFile(f, compEvents)
+	err := f.dev.install(c, ev, func(fd int, write writer) error {
+		out := abi.CreateCompChannelResp{FD: uint32(fd)}
+		if err := c.respondWith(write, bytesOf(&out)); err != nil {
+			return err
+		}
+		f.addChannel(int32(fd), ev)
+		return nil
+	})
+	if err != nil && !c.deferred {
+		f.dev.cfg.Log.Warn("client gets no completion channel",
+			zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Error(err))
+		return errors.Join(unix.EPERM, err)
+	}
+	return nil
+}
+
+func queryDevice(c *call, _ *abi.QueryDevice, out *abi.QueryDeviceResp) error {
+	a := c.f.dev.cfg.HCA.Attr()
+	*out = abi.QueryDeviceResp{
+		FWVer: a.FWVer, NodeGUID: a.NodeGUID, SysImageGUID: a.SysImageGUID,
+		MaxMRSize: a.MaxMRSize, PageSizeCap: a.PageSizeCap,
+		VendorID: a.VendorID, VendorPartID: a.VendorPartID, HWVer: a.HWVer,
+		MaxQP: a.MaxQP, MaxQPWR: a.MaxQPWR, DeviceCapFlags: a.CapFlags,
+		MaxSGE: a.MaxSGE, MaxSGERD: a.MaxSGERD, MaxCQ: a.MaxCQ, MaxCQE: a.MaxCQE,
+		MaxMR: a.MaxMR, MaxPD: a.MaxPD, MaxQPRdAtom: a.MaxQPRdAtom, MaxEERdAtom: a.MaxEERdAtom,
+		MaxResRdAtom: a.MaxResRdAtom, MaxQPInitRdAtom: a.MaxQPInitRd, MaxEEInitRdAtom: a.MaxEEInitRd,
+		AtomicCap: a.AtomicCap, MaxEE: a.MaxEE, MaxRDD: a.MaxRDD, MaxMW: a.MaxMW,
+		MaxRawIPv6QP: a.MaxRawIPv6QP, MaxRawEthyQP: a.MaxRawEthyQP,
+		MaxMcastGrp: a.MaxMcastGrp, MaxMcastQPAttach: a.MaxMcastQP, MaxTotalMcastQPAttach: a.MaxTotMcastQP,
+		MaxAH: a.MaxAH, MaxFMR: a.MaxFMR, MaxMapPerFMR: a.MaxMapPerFMR,
+		MaxSRQ: a.MaxSRQ, MaxSRQWR: a.MaxSRQWR, MaxSRQSGE: a.MaxSRQSGE,
+		MaxPKeys: a.MaxPKeys, LocalCAAckDelay: a.LocalCAAckDel, PhysPortCnt: a.PhysPortCnt,
+	}
+	return nil
+}
+
+func queryPort(c *call, in *abi.QueryPort, out *abi.QueryPortResp) error {
+	p, err := c.f.dev.cfg.HCA.Port(in.PortNum)
+	if err != nil {
+		return err
+	}
+	// copy_port_attr_to_resp (uverbs_std_types_device.c)
+	*out = abi.QueryPortResp{
+		PortCapFlags: p.PortCapFlags, MaxMsgSz: p.MaxMsgSize, BadPKeyCntr: p.BadPKeyCntr,
+		QKeyViolCntr: p.QKeyViolCntr, GIDTblLen: p.GIDTableLen, PKeyTblLen: p.PKeyTableLen,
+		LID: p.LID, SMLID: p.SMLID, State: p.State, MaxMTU: p.MaxMTU, ActiveMTU: p.ActiveMTU,
+		LMC: p.LMC, MaxVLNum: p.MaxVLNum, SMSL: p.SMSL, SubnetTimeout: p.SubnetTimeout,
+		InitTypeReply: p.InitTypeReply, ActiveWidth: p.ActiveWidth, ActiveSpeed: p.ActiveSpeed,
+		PhysState: p.PhysState, LinkLayer: uint8(p.LinkLayer),
+	}
+	return nil
+}
+
+func allocPD(c *call, _ *abi.AllocPD, out *abi.AllocPDResp) error {
+	u, err := c.context()
+	if err != nil {
+		return err
+	}
+	o, err := c.begin(kindPD)
+	if err != nil {
+		return err
+	}
+	pd, err := u.hca.AllocPD()
+	if err != nil {
+		return err
+	}
+	o.Value = &pdObject{hca: pd}
+	out.PDHandle = o.ID()
+	return nil
+}
+
+// regMR follows ib_uverbs_reg_mr and ib_umem_get: arguments, charge, pages.
+func regMR(c *call, in *abi.RegMR, out *abi.RegMRResp) error {
+	const pageMask = 4095
+	if in.Start&pageMask != in.HCAVA&pageMask {
+		return unix.EINVAL
+	}
+	access := hca.Access(in.AccessFlags) &^ hca.AccessOptionalRange
+	if access&^hca.AccessSupported != 0 {
+		return unix.EINVAL
+	}
+	if access&hca.AccessNeedsLocal != 0 && access&hca.AccessLocalWrite == 0 {
+		return unix.EINVAL // ib_check_mr_access
+	}
+	if in.Length == 0 || in.HCAVA+in.Length < in.HCAVA || in.Length > c.f.dev.cfg.HCA.Attr().MaxMRSize {
+		return unix.EINVAL
+	}
+	pdo, pd, err := c.pd(in.PDHandle)
+	if err != nil {
+		return err
+	}
+	o, err := c.begin(kindMR)
+	if err != nil {
+		return err
+	}
+	charge, err := c.f.dev.cfg.Pins.Charge(c.f.proc, in.Start, in.Length)
+	if err != nil {
+		return err
+	}
+	if err := c.f.proc.CheckRange(in.Start, in.Length, access&hca.AccessNeedsWritable != 0); err != nil {
+		charge.Release()
+		return err
+	}
+	mr, err := pd.RegMR(hca.MRInit{Mem: c.f.proc, Start: in.Start, Length: in.Length, IOVA: in.HCAVA, Access: access})
+	if err != nil {
+		charge.Release()
+		return err
+	}
+	c.f.proc.Get()
+	c.f.pinned.Add(int64(charge.Bytes()))
+	o.Value = &mrObject{parents: need(pdo), f: c.f, hca: mr, charge: charge}
+	*out = abi.RegMRResp{MRHandle: o.ID(), LKey: mr.LKey(), RKey: mr.RKey()}
+	return nil
+}
+
+func ahAttr(a *abi.AHAttr) hca.AHAttr {
+	return hca.AHAttr{
+		DLID: a.DLID, SL: a.SL, SrcPathBits: a.SrcPathBits, StaticRate: a.StaticRate,
+		IsGlobal: a.IsGlobal != 0, Port: a.PortNum,
+		DGID: a.GRH.DGID, FlowLabel: a.GRH.FlowLabel, SGIDIndex: a.GRH.SGIDIndex,
+		HopLimit: a.GRH.HopLimit, TrafficClass: a.GRH.TrafficClass,
+	}
+}
+
+func createAH(c *call, in *abi.CreateAH, out *abi.CreateAHResp) error {
+	if in.Attr.PortNum == 0 || in.Attr.PortNum > c.f.dev.cfg.HCA.Attr().PhysPortCnt {
+		return unix.EINVAL // rdma_is_port_valid
+	}
+	pdo, pd, err := c.pd(in.PDHandle)
+	if err != nil {
+		return err
+	}
+	o, err := c.begin(kindAH)
+	if err != nil {
+		return err
+	}
+	ah, err := pd.CreateAH(ahAttr(&in.Attr))
+	if err != nil {
+		return err
+	}
+	o.Value = &ahObject{parents: need(pdo), hca: ah}
+	out.AHHandle = o.ID()
+	return nil
+}

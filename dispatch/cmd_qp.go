@@ -1,0 +1,209 @@
+package dispatch
+
+import (
+	"github.com/uverbsd/uverbsd/abi"
+	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/idr"
+	"golang.org/x/sys/unix"
+)
+
+type qpObject struct {
+	parents
+	hca    hca.QP
+	typ    hca.QPType
+	user   uint64
+	async  *eventFile
+	events eventSource
+	mcasts mcastList
+}
+
+// QPEvent queues an asynchronous event (ib_uverbs_qp_event_handler).
+func (o *qpObject) QPEvent(ev hca.EventType) { o.async.push(o.user, uint32(ev), &o.events) }
+
+func (o *qpObject) close() error {
+	o.mcasts.detachAll(o.hca)
+	if err := o.hca.Close(); err != nil {
+		return err
+	}
+	o.async.purge(&o.events)
+	return nil
+}
+
+// createQP follows create_qp (uverbs_cmd.c).
+func createQP(c *call, in *abi.CreateQP, out *abi.CreateQPResp) error {
+	u, err := c.context()
+	if err != nil {
+		return err
+	}
+	typ := hca.QPType(in.QPType)
+	init := hca.QPInit{
+		Type:   typ,
+		SigAll: in.SQSigAll != 0,
+		Cap: hca.QPCap{
+			MaxSendWR: in.MaxSendWR, MaxRecvWR: in.MaxRecvWR,
+			MaxSendSGE: in.MaxSendSGE, MaxRecvSGE: in.MaxRecvSGE, MaxInline: in.MaxInlineData,
+		},
+	}
+	var needed [4]*idr.Object
+	n := 0
+	if in.IsSRQ != 0 {
+		o, err := c.use(kindSRQ, in.SRQHandle)
+		if err != nil {
+			return unix.EINVAL
+		}
+		init.SRQ = o.Value.(*srqObject).hca
+		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0 // ignored with an SRQ
+		needed[n], n = o, n+1
+	}
+	scq, err := c.use(kindCQ, in.SendCQHandle)
+	if err != nil {
+		return unix.EINVAL
+	}
+	rcq := scq
+	if in.RecvCQHandle != in.SendCQHandle {
+		if rcq, err = c.use(kindCQ, in.RecvCQHandle); err != nil {
+			return unix.EINVAL
+		}
+	}
+	pdo, pd, err := c.pd(in.PDHandle)
+	if err != nil {
+		return unix.EINVAL
+	}
+	needed[n], needed[n+1], needed[n+2] = scq, rcq, pdo
+	n += 3
+	o, err := c.begin(kindQP)
+	if err != nil {
+		return err
+	}
+	qp := &qpObject{typ: typ, user: in.UserHandle, async: u.async}
+	init.SendCQ, init.RecvCQ, init.Handler = scq.Value.(*cqObject).hca, rcq.Value.(*cqObject).hca, qp
+	if qp.hca, err = pd.CreateQP(init); err != nil {
+		return err
+	}
+	qp.parents = need(append([]*idr.Object(nil), needed[:n]...)...)
+	o.Value = qp
+	got := qp.hca.Cap()
+	*out = abi.CreateQPResp{
+		QPHandle: o.ID(), QPN: qp.hca.Num(),
+		MaxSendWR: got.MaxSendWR, MaxRecvWR: got.MaxRecvWR,
+		MaxSendSGE: got.MaxSendSGE, MaxRecvSGE: got.MaxRecvSGE, MaxInlineData: got.MaxInline,
+	}
+	return nil
+}
+
+func destroyQP(c *call, in *abi.DestroyQP, out *abi.EventsResp) error {
+	return c.f.objects.Destroy(kindQP, in.QPHandle, func(o *idr.Object) error {
+		qp := o.Value.(*qpObject)
+		if qp.mcasts.attached() {
+			return unix.EBUSY // uverbs_free_qp
+		}
+		if err := destroyObject(o); err != nil {
+			return err
+		}
+		out.EventsReported = qp.events.count()
+		return nil
+	})
+}
+
+func toDest(a *hca.AHAttr) abi.QPDest {
+	d := abi.QPDest{
+		DGID: a.DGID, FlowLabel: a.FlowLabel, DLID: a.DLID, SGIDIndex: a.SGIDIndex,
+		HopLimit: a.HopLimit, TrafficClass: a.TrafficClass, SL: a.SL,
+		SrcPathBits: a.SrcPathBits, StaticRate: a.StaticRate, PortNum: a.Port,
+	}
+	if a.IsGlobal {
+		d.IsGlobal = 1
+	}
+	return d
+}
+
+func fromDest(d *abi.QPDest) hca.AHAttr {
+	return hca.AHAttr{
+		DGID: d.DGID, FlowLabel: d.FlowLabel, DLID: d.DLID, SGIDIndex: d.SGIDIndex,
+		HopLimit: d.HopLimit, TrafficClass: d.TrafficClass, SL: d.SL,
+		SrcPathBits: d.SrcPathBits, StaticRate: d.StaticRate, Port: d.PortNum, IsGlobal: d.IsGlobal != 0,
+	}
+}
+
+func bit(b bool) uint8 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func queryQP(c *call, in *abi.QueryQP, out *abi.QueryQPResp) error {
+	o, err := c.use(kindQP, in.QPHandle)
+	if err != nil {
+		return err
+	}
+	a, init := o.Value.(*qpObject).hca.Query()
+	*out = abi.QueryQPResp{
+		Dest: toDest(&a.AH), AltDest: toDest(&a.AltAH),
+		MaxSendWR: init.Cap.MaxSendWR, MaxRecvWR: init.Cap.MaxRecvWR,
+		MaxSendSGE: init.Cap.MaxSendSGE, MaxRecvSGE: init.Cap.MaxRecvSGE, MaxInlineData: init.Cap.MaxInline,
+		QKey: a.QKey, RQPSN: a.RQPSN, SQPSN: a.SQPSN, DestQPNum: a.DestQPN, QPAccessFlags: uint32(a.Access),
+		PKeyIndex: a.PKeyIndex, AltPKeyIndex: a.AltPKeyIndex,
+		QPState: uint8(a.State), CurQPState: uint8(a.CurState), PathMTU: uint8(a.PathMTU), PathMigState: a.PathMigState,
+		SQDraining: bit(a.SQDraining), MaxRdAtomic: a.MaxRdAtomic, MaxDestRdAtomic: a.MaxDestRdAtomic,
+		MinRNRTimer: a.MinRNRTimer, PortNum: a.Port, Timeout: a.Timeout, RetryCnt: a.RetryCnt, RNRRetry: a.RNRRetry,
+		AltPortNum: a.AltPort, AltTimeout: a.AltTimeout, SQSigAll: bit(init.SigAll),
+	}
+	return nil
+}
+
+// modifyQP follows modify_qp (uverbs_cmd.c), check for check.
+func modifyQP(c *call, in *abi.ModifyQP) error {
+	mask := hca.QPAttrMask(in.AttrMask)
+	if mask&^hca.QPMaskStandard != 0 {
+		return unix.EOPNOTSUPP
+	}
+	o, err := c.use(kindQP, in.QPHandle)
+	if err != nil {
+		return err
+	}
+	qp := o.Value.(*qpObject).hca
+	ports := c.f.dev.cfg.HCA.Attr().PhysPortCnt
+	valid := func(p uint8) bool { return p >= 1 && p <= ports }
+	if mask&hca.QPMaskPort != 0 && !valid(in.PortNum) {
+		return unix.EINVAL
+	}
+	if mask&hca.QPMaskAV != 0 {
+		if !valid(in.Dest.PortNum) {
+			return unix.EINVAL
+		}
+		if mask&hca.QPMaskState != 0 && hca.QPState(in.QPState) == hca.QPRTR {
+			if now, _ := qp.Query(); in.Dest.PortNum != now.Port {
+				return unix.EINVAL
+			}
+		} else if mask&hca.QPMaskPort == 0 {
+			// SQD to SQD: the primary port follows the path.
+			mask |= hca.QPMaskPort
+			in.PortNum = in.Dest.PortNum
+		} else if in.PortNum != in.Dest.PortNum {
+			return unix.EINVAL
+		}
+	}
+	if mask&hca.QPMaskAltPath != 0 && (!valid(in.AltPortNum) || !valid(in.AltDest.PortNum) || in.AltPortNum != in.AltDest.PortNum) {
+		return unix.EINVAL
+	}
+	if mask&hca.QPMaskCurState != 0 && hca.QPState(in.CurQPState) > hca.QPErr ||
+		mask&hca.QPMaskState != 0 && hca.QPState(in.QPState) > hca.QPErr {
+		return unix.EINVAL
+	}
+	attr := hca.QPAttr{
+		State: hca.QPState(in.QPState), CurState: hca.QPState(in.CurQPState),
+		PathMTU: hca.MTU(in.PathMTU), PathMigState: in.PathMigState, QKey: in.QKey,
+		RQPSN: in.RQPSN, SQPSN: in.SQPSN, DestQPN: in.DestQPNum, Access: hca.Access(in.QPAccessFlags),
+		AH: fromDest(&in.Dest), AltAH: fromDest(&in.AltDest),
+		PKeyIndex: in.PKeyIndex, AltPKeyIndex: in.AltPKeyIndex, EnSQDAsyncNotify: in.EnSQDAsyncNotify != 0,
+		MaxRdAtomic: in.MaxRdAtomic, MaxDestRdAtomic: in.MaxDestRdAtomic, MinRNRTimer: in.MinRNRTimer,
+		Port: in.PortNum, Timeout: in.Timeout, RetryCnt: in.RetryCnt, RNRRetry: in.RNRRetry,
+		AltPort: in.AltPortNum, AltTimeout: in.AltTimeout,
+	}
+	if err := qp.Modify(&attr, mask); err != nil {
+		return err
+	}
+	c.after = qp // flushes, and peers that waited for this state
+	return nil
+}

@@ -1,0 +1,186 @@
+package dispatch
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/pin"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+)
+
+// MaxFiles bounds the open files of one device, so that one client cannot use
+// up the daemon's descriptors (each context holds three, see caller.Process).
+const MaxFiles = 4096
+
+// Config is what a Device needs from outside.
+type Config struct {
+	HCA    hca.Device
+	System System
+	Pins   *pin.Accountant
+	// Notify wakes the pollers of an event file: the kh of their POLL.
+	Notify func(kh uint64)
+	Log    *zap.Logger
+}
+
+// Device is one HCA as its uverbs node serves it.
+type Device struct {
+	cfg     Config
+	sweeper sweeper
+
+	// mu guards the members below. Leaf but for File.mu, which comes first.
+	mu      sync.Mutex
+	files   map[*File]struct{}
+	coming  map[int]*eventFile // by tid: opens that a running Install causes
+	stopped bool
+}
+
+// NewDevice serves hca d; there is nothing to close but its files.
+func NewDevice(cfg Config) *Device {
+	if cfg.Log == nil {
+		cfg.Log = zap.NewNop()
+	}
+	return &Device{cfg: cfg, files: make(map[*File]struct{}), coming: make(map[int]*eventFile)}
+}
+
+// Handle is an open file of the node: a command file or an event file.
+type Handle interface {
+	Write(r Request, data []byte)
+	Read(r Request, size int)
+	// Poll answers with what is ready now; if notify, Config.Notify(kh) follows
+	// once when more is.
+	Poll(r Request, kh uint64, notify bool)
+	// Release is the end: no request of the file is unanswered.
+	Release()
+	// WholeSize is the size in bytes of the command that first begins.
+	WholeSize(first []byte) int
+}
+
+// Open answers for an open(2) of the node. EACCES: the caller cannot be
+// identified. ENFILE: MaxFiles.
+func (d *Device) Open(r Request) (Handle, error) {
+	d.mu.Lock()
+	ev, ours := d.coming[r.TID()]
+	if ours {
+		delete(d.coming, r.TID())
+	}
+	n := len(d.files)
+	d.mu.Unlock()
+	if ours {
+		ev.opened()
+		return ev, nil
+	}
+	if n >= MaxFiles {
+		return nil, fmt.Errorf("open: %d files are open: %w", n, unix.ENFILE)
+	}
+	p, err := d.cfg.System.OpenProcess(r.TID())
+	if err != nil {
+		return nil, fmt.Errorf("open: identify thread %d: %w", r.TID(), err)
+	}
+	creds, err := d.cfg.System.Credentials(p, r.TID(), r.UID(), r.GID())
+	if err != nil {
+		p.Put()
+		return nil, fmt.Errorf("open: credentials of thread %d: %w", r.TID(), err)
+	}
+	f := &File{dev: d, proc: p, creds: creds, uid: r.UID(), channels: make(map[int32]*eventFile)}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.stopped {
+		p.Put()
+		return nil, fmt.Errorf("open: device is going: %w", unix.ENODEV)
+	}
+	d.files[f] = struct{}{}
+	return f, nil
+}
+
+// expect says that the next open by tid is ev; forget takes it back.
+func (d *Device) expect(tid int, ev *eventFile) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.coming[tid]; ok {
+		return fmt.Errorf("thread %d: %w", tid, unix.EBUSY)
+	}
+	d.coming[tid] = ev
+	return nil
+}
+
+// forget takes only ev's entry: the thread runs again before its command's
+// handler has ended, and may have the next one under way.
+func (d *Device) forget(tid int, ev *eventFile) {
+	d.mu.Lock()
+	if d.coming[tid] == ev {
+		delete(d.coming, tid)
+	}
+	d.mu.Unlock()
+}
+
+// install gives the client a descriptor for ev. commit runs, while the client
+// stands still, with its number; what it returns becomes the command's result.
+// On an error nothing happened and the request is unanswered; otherwise it has
+// been answered.
+func (d *Device) install(c *call, ev *eventFile, commit func(fd int, write writer) error) error {
+	if err := d.expect(c.tid, ev); err != nil {
+		return err
+	}
+	defer d.forget(c.tid, ev)
+	c.r.Detach()
+	return d.cfg.System.Install(c.tid, func() { c.reply(nil) }, func(s Standing, err error) unix.Errno {
+		if err == nil && !ev.isOpen() {
+			// The path led somewhere else (another mount namespace, no /proc).
+			err = fmt.Errorf("descriptor %d is not our event file: %w", s.FD(), unix.EBADF)
+		}
+		if err == nil {
+			err = commit(s.FD(), s.Write)
+		}
+		if err == nil {
+			return 0
+		}
+		d.cfg.Log.Warn("no event descriptor for client", zap.Int("pid", c.f.proc.PID()), zap.String("program", c.f.proc.Name()), zap.Error(err))
+		return errnoOf(err)
+	})
+}
+
+// Stop refuses new opens. Files that are open go on until their Release.
+func (d *Device) Stop() {
+	d.mu.Lock()
+	d.stopped = true
+	d.mu.Unlock()
+}
+
+// FileInfo is an open context, for status.
+type FileInfo struct {
+	PID     int            `json:"pid"`
+	Program string         `json:"program"`
+	UID     uint32         `json:"uid"`
+	Objects map[string]int `json:"objects"`
+	Pinned  uint64         `json:"pinned_bytes"`
+}
+
+// Files lists the open contexts.
+func (d *Device) Files() []FileInfo {
+	d.mu.Lock()
+	files := make([]*File, 0, len(d.files))
+	for f := range d.files {
+		files = append(files, f)
+	}
+	d.mu.Unlock()
+	out := make([]FileInfo, 0, len(files))
+	for _, f := range files {
+		out = append(out, f.info())
+	}
+	return out
+}
+
+// logTeardown reports what a close could not destroy: a fault of ours.
+func (d *Device) logTeardown(f *File, left int) {
+	if left > 0 {
+		d.cfg.Log.Error("objects left behind by a closed file", zap.Int("pid", f.proc.PID()), zap.Int("objects", left))
+	}
+}
+
+// errBusyContext is a second GET_CONTEXT (ib_init_ucontext).
+var errBusyContext = fmt.Errorf("file has a context already: %w", unix.EINVAL)
+
+var errNoContext = errors.Join(errors.New("no context on this file"), unix.EINVAL)

@@ -1,0 +1,457 @@
+package dispatch_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"math/rand"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/uverbsd/uverbsd/abi"
+	"github.com/uverbsd/uverbsd/dispatch"
+	"github.com/uverbsd/uverbsd/hca"
+)
+
+func TestHeader(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	defer c.h.Release()
+	c.context()
+	good := pack(abi.CmdQueryDevice, 176, raw(abi.QueryDevice{Response: resp}))
+	mut := func(f func(b []byte) []byte) []byte { return f(append([]byte(nil), good...)) }
+	for _, tc := range []struct {
+		name string
+		b    []byte
+		want unix.Errno
+	}{
+		{"good", good, 0},
+		{"empty", nil, unix.EINVAL},
+		{"7 bytes", good[:7], unix.EINVAL},
+		{"stray command bit", mut(func(b []byte) []byte { b[1] = 1; return b }), unix.EINVAL},
+		{"number out of range", mut(func(b []byte) []byte { b[0] = 255; return b }), unix.EOPNOTSUPP},
+		{"number left empty", mut(func(b []byte) []byte { b[0] = abi.CmdPeekCQ; return b }), unix.EOPNOTSUPP},
+		{"extended", mut(func(b []byte) []byte { b[3] = 0x80; return b }), unix.EOPNOTSUPP},
+		{"in_words too large", mut(func(b []byte) []byte { b[4]++; return b }), unix.EINVAL},
+		{"one byte more", mut(func(b []byte) []byte { return append(b, 0) }), unix.EINVAL},
+		{"request too short", pack(abi.CmdQueryDevice, 176, make([]byte, 4)), unix.ENOSPC},
+		{"response too short", pack(abi.CmdQueryDevice, 172, raw(abi.QueryDevice{Response: resp})), unix.ENOSPC},
+		{"surplus of zeros", pack(abi.CmdQueryDevice, 176, raw(abi.QueryDevice{Response: resp}), make([]byte, 8)), 0},
+		{"surplus not zero", pack(abi.CmdQueryDevice, 176, raw(abi.QueryDevice{Response: resp}), []byte{0, 0, 0, 1}), unix.EOPNOTSUPP},
+		{"bad pointer", pack(abi.CmdQueryDevice, 176, raw(abi.QueryDevice{Response: 8})), unix.EFAULT},
+		{"read-only pointer", pack(abi.CmdQueryDevice, 176, raw(abi.QueryDevice{Response: 0x10000})), unix.EFAULT},
+		{"straddling pointer", pack(abi.CmdQueryDevice, 176, raw(abi.QueryDevice{Response: 0x10000 + clientMem - 8})), unix.EFAULT},
+	} {
+		if a := c.write(tc.b); a.errno != tc.want {
+			t.Errorf("%s: %v, want %v", tc.name, a.errno, tc.want)
+		}
+	}
+}
+
+func TestContext(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	c.cmd(unix.EINVAL, abi.CmdAllocPD, 4, raw(abi.AllocPD{Response: resp}))
+	r := c.context()
+	if r.NumCompVectors == 0 || g.opened[int(r.AsyncFD)] == nil {
+		t.Fatalf("%+v", r)
+	}
+	c.cmd(unix.EINVAL, abi.CmdGetContext, 8, raw(abi.GetContext{Response: resp}))
+	if a := c.writeFrom(299, pack(abi.CmdAllocPD, 4, raw(abi.AllocPD{Response: resp}))); a.errno != unix.EACCES {
+		t.Fatalf("another process: %v", a.errno)
+	}
+	c.h.Release()
+	if n := g.procs[100].refs.Load(); n != 0 {
+		t.Fatalf("%d references to the process left", n)
+	}
+	if len(g.dev.Files()) != 0 {
+		t.Fatal("file still listed")
+	}
+}
+
+// Failure class 25: a client that cannot be seized opens without events.
+func TestContextWithoutEvents(t *testing.T) {
+	g := newRig(t)
+	g.seized = errors.New("traced by pid 1")
+	c := g.client(100)
+	defer c.h.Release()
+	if r := c.context(); r.AsyncFD != dispatch.NoFD {
+		t.Fatalf("async_fd %d", r.AsyncFD)
+	}
+	c.pd()
+	c.cmd(unix.EPERM, abi.CmdCreateCompChannel, 4, raw(abi.CreateCompChannel{Response: resp}))
+}
+
+// A client goes on as soon as it is let go, which is before the handler of its
+// GET_CONTEXT has returned: its next command must not lose its descriptor.
+func TestNextInstallOverlapsTheLast(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	defer c.h.Release()
+	inner := make(chan struct{})
+	g.letGo = func() {
+		// The client's next command has announced its open, and the last one's
+		// handler ends only then.
+		g.letGo = nil
+		g.beforeOpen = func() { close(inner); <-g.outer }
+		g.outer = make(chan struct{})
+		go func() {
+			c.cmd(0, abi.CmdCreateCompChannel, 4, raw(abi.CreateCompChannel{Response: resp}))
+			close(g.finished)
+		}()
+		<-inner
+	}
+	g.finished = make(chan struct{})
+	c.context()
+	close(g.outer)
+	<-g.finished
+	if n := g.undone.Load(); n != 0 {
+		t.Fatalf("%d descriptors could not be installed", n)
+	}
+}
+
+func TestBadResponseLeavesNothing(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	defer c.h.Release()
+	c.context()
+	pd := c.pd()
+	cq := c.cq(-1)
+	for _, tc := range []struct {
+		name string
+		num  uint32
+		out  int
+		body []byte
+	}{
+		{"pd", abi.CmdAllocPD, 4, raw(abi.AllocPD{})},
+		{"cq", abi.CmdCreateCQ, 8, raw(abi.CreateCQ{CQE: 4, CompChannel: -1})},
+		{"mr", abi.CmdRegMR, 12, raw(abi.RegMR{Start: resp, HCAVA: resp, Length: page, PDHandle: pd})},
+		{"qp", abi.CmdCreateQP, 32, raw(abi.CreateQP{PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 1, MaxRecvWR: 1, MaxSendSGE: 1, MaxRecvSGE: 1, QPType: uint8(hca.QPTypeRC)})},
+		{"srq", abi.CmdCreateSRQ, 16, raw(abi.CreateSRQ{PDHandle: pd, MaxWR: 1, MaxSGE: 1})},
+	} {
+		before := g.dev.Files()[0]
+		c.cmd(unix.EFAULT, tc.num, tc.out, tc.body)
+		after := g.dev.Files()[0]
+		if before.Pinned != after.Pinned || len(before.Objects) != len(after.Objects) {
+			t.Errorf("%s: %+v, then %+v", tc.name, before, after)
+		}
+	}
+}
+
+func TestBusyAndTeardown(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	c.context()
+	pd, cq := c.pd(), c.cq(-1)
+	qp := c.qp(pd, cq, hca.QPTypeRC)
+	mr := c.mr(pd, 0x10000+4*page, 3*page, hca.AccessLocalWrite)
+	c.cmd(unix.EBUSY, abi.CmdDeallocPD, 0, raw(abi.Handle{Handle: pd}))
+	c.cmd(unix.EBUSY, abi.CmdDestroyCQ, 8, raw(abi.DestroyCQ{Response: resp, CQHandle: cq}))
+	c.cmd(unix.EINVAL, abi.CmdDeallocPD, 0, raw(abi.Handle{Handle: cq}))
+	c.cmd(unix.ENOENT, abi.CmdDeallocPD, 0, raw(abi.Handle{Handle: 99}))
+	if got := g.pins.Pinned(100); got != 3*page {
+		t.Fatalf("%d bytes pinned", got)
+	}
+	c.cmd(0, abi.CmdDeregMR, 0, raw(abi.Handle{Handle: mr.MRHandle}))
+	if got := g.pins.Pinned(100); got != 0 {
+		t.Fatalf("%d bytes pinned after deregistration", got)
+	}
+	c.mr(pd, 0x10000, page, 0)
+	info := g.dev.Files()[0]
+	if info.Objects["qp"] != 1 || info.Objects["mr"] != 1 || info.Pinned != page {
+		t.Fatalf("%+v", info)
+	}
+	_ = qp
+	c.h.Release()
+	if got := g.pins.Pinned(100); got != 0 {
+		t.Fatalf("%d bytes pinned after close", got)
+	}
+	if n := g.procs[100].refs.Load(); n != 0 {
+		t.Fatalf("%d references to the process left", n)
+	}
+}
+
+func TestRegMRChecks(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	defer c.h.Release()
+	c.context()
+	pd := c.pd()
+	const rw = 0x10000 + 4*page
+	top := ^uint64(0)
+	for _, tc := range []struct {
+		name string
+		in   abi.RegMR
+		want unix.Errno
+	}{
+		{"page offsets differ", abi.RegMR{Start: rw, HCAVA: rw + 1, Length: 1, PDHandle: pd}, unix.EINVAL},
+		{"other page, same offset", abi.RegMR{Start: rw, HCAVA: 0, Length: 1, PDHandle: pd}, 0},
+		{"empty", abi.RegMR{Start: rw, HCAVA: rw, PDHandle: pd}, unix.EINVAL},
+		{"wraps", abi.RegMR{Start: top, HCAVA: top, Length: 2, PDHandle: pd}, unix.EINVAL},
+		{"unknown access", abi.RegMR{Start: rw, HCAVA: rw, Length: 1, PDHandle: pd, AccessFlags: 1 << 19}, unix.EINVAL},
+		{"optional access", abi.RegMR{Start: rw, HCAVA: rw, Length: 1, PDHandle: pd, AccessFlags: 1 << 20}, 0},
+		{"remote without local write", abi.RegMR{Start: rw, HCAVA: rw, Length: 1, PDHandle: pd, AccessFlags: uint32(hca.AccessRemoteWrite)}, unix.EINVAL},
+		{"hole", abi.RegMR{Start: 0x1000, HCAVA: 0x1000, Length: 1, PDHandle: pd}, unix.EFAULT},
+		{"read-only", abi.RegMR{Start: 0x10000, HCAVA: 0x10000, Length: 1, PDHandle: pd}, 0},
+		{"read-only, local write", abi.RegMR{Start: 0x10000, HCAVA: 0x10000, Length: 1, PDHandle: pd, AccessFlags: 1}, unix.EFAULT},
+		{"over the limit", abi.RegMR{Start: rw, HCAVA: rw, Length: 9 << 20, PDHandle: pd}, unix.ENOMEM},
+		{"no such pd", abi.RegMR{Start: rw, HCAVA: rw, Length: 1, PDHandle: 77}, unix.EINVAL},
+	} {
+		before := g.pins.Pinned(100)
+		tc.in.Response = resp
+		t.Run(tc.name, func(*testing.T) { c.cmd(tc.want, abi.CmdRegMR, 12, raw(tc.in)) })
+		if tc.want != 0 && g.pins.Pinned(100) != before {
+			t.Errorf("%s: charge stayed", tc.name)
+		}
+	}
+}
+
+// post builds a POST_SEND or POST_RECV with 56- or 16-byte WRs.
+func post(num uint32, qp uint32, wqeSize uint32, wrs [][]byte, sges []abi.SGE) []byte {
+	body := [][]byte{raw(abi.PostSend{Response: resp, QPHandle: qp, WRCount: uint32(len(wrs)), SGECount: uint32(len(sges)), WQESize: wqeSize})}
+	body = append(body, wrs...)
+	for _, s := range sges {
+		body = append(body, raw(s))
+	}
+	return pack(num, 4, body...)
+}
+
+func TestMessage(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	defer c.h.Release()
+	c.context()
+	pd, cq := c.pd(), c.cq(-1)
+	a, b := c.qp(pd, cq, hca.QPTypeRC), c.qp(pd, cq, hca.QPTypeRC)
+	port, _ := g.engine.Port(1)
+	c.connect(a.QPHandle, b.QPN, port.LID)
+	c.connect(b.QPHandle, a.QPN, port.LID)
+	const src, dst = 0x10000 + 8*page, 0x10000 + 16*page
+	mr := c.mr(pd, 0x10000+8*page, 16*page, hca.AccessLocalWrite)
+	msg := bytes.Repeat([]byte("uverbsd "), 100)
+	_ = c.p.WriteAt(msg, src)
+	if r := c.write(post(abi.CmdPostRecv, b.QPHandle, 16, [][]byte{raw(abi.RecvWR{WRID: 7, NumSGE: 1})}, []abi.SGE{{Addr: dst, Length: 4096, LKey: mr.LKey}})); r.errno != 0 {
+		t.Fatal(r.errno)
+	}
+	send := func(flags uint32, n uint32) answer {
+		return c.write(post(abi.CmdPostSend, a.QPHandle, 56, [][]byte{raw(abi.SendWR{WRID: 9, NumSGE: 1, Opcode: uint32(hca.OpSend), SendFlags: flags})}, []abi.SGE{{Addr: src, Length: n, LKey: mr.LKey}}))
+	}
+	if r := send(uint32(hca.SendSignaled), uint32(len(msg))); r.errno != 0 {
+		t.Fatal(r.errno)
+	}
+	seen := map[uint64]abi.WC{}
+	for len(seen) < 2 {
+		c.cmd(0, abi.CmdPollCQ, 8+4*48, raw(abi.PollCQ{Response: resp, CQHandle: cq, NE: 4}))
+		n := out[abi.PollCQResp](c).Count
+		for i := range n {
+			w := out[struct {
+				Head abi.PollCQResp
+				WC   [4]abi.WC
+			}](c).WC[i]
+			seen[w.WRID] = w
+		}
+	}
+	if w := seen[7]; w.Status != 0 || w.Opcode != uint32(hca.WCRecv) || w.ByteLen != uint32(len(msg)) || w.QPNum != b.QPN {
+		t.Fatalf("receive: %+v", w)
+	}
+	if w := seen[9]; w.Status != 0 || w.QPNum != a.QPN {
+		t.Fatalf("send: %+v", w)
+	}
+	got := make([]byte, len(msg))
+	_ = c.p.ReadAt(got, dst)
+	if !bytes.Equal(got, msg) {
+		t.Fatal("payload differs")
+	}
+	// Inline: the key is not looked at, the bytes are taken at post time.
+	c.write(post(abi.CmdPostRecv, b.QPHandle, 16, [][]byte{raw(abi.RecvWR{WRID: 8, NumSGE: 1})}, []abi.SGE{{Addr: dst, Length: 4096, LKey: mr.LKey}}))
+	r := c.write(post(abi.CmdPostSend, a.QPHandle, 56, [][]byte{raw(abi.SendWR{NumSGE: 1, Opcode: uint32(hca.OpSend), SendFlags: uint32(hca.SendInline)})}, []abi.SGE{{Addr: src + 1, Length: 7, LKey: 0xbad}}))
+	if r.errno != 0 {
+		t.Fatal(r.errno)
+	}
+	_ = c.p.ReadAt(got[:7], dst)
+	if string(got[:7]) != "verbsd " {
+		t.Fatalf("inline payload %q", got[:7])
+	}
+	if r := send(uint32(hca.SendInline), 4096); r.errno != unix.EINVAL {
+		t.Fatalf("inline over the limit: %v", r.errno)
+	}
+}
+
+// Failure class 2: wqe_size*wr_count and sge_count*16 must not wrap.
+func TestPostArithmetic(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	defer c.h.Release()
+	c.context()
+	pd, cq := c.pd(), c.cq(-1)
+	qp := c.qp(pd, cq, hca.QPTypeRC)
+	c.cmd(0, abi.CmdCreateSRQ, 16, raw(abi.CreateSRQ{Response: resp, PDHandle: pd, MaxWR: 4, MaxSGE: 1}))
+	srq := out[abi.CreateSRQResp](c).SRQHandle
+	for _, cmd := range []struct {
+		num, handle uint32
+		size        uint32
+		none        unix.Errno // an empty list still meets a QP in RESET
+	}{{abi.CmdPostSend, qp.QPHandle, 56, unix.EINVAL}, {abi.CmdPostRecv, qp.QPHandle, 16, unix.EINVAL}, {abi.CmdPostSRQRecv, srq, 16, 0}} {
+		for _, tc := range []struct {
+			name string
+			head abi.PostSend
+			tail []byte
+			want unix.Errno
+		}{
+			{"wraps", abi.PostSend{WRCount: 0x10000, WQESize: 0x10001}, nil, unix.ENOSPC},
+			{"sges wrap", abi.PostSend{WRCount: 0, WQESize: cmd.size, SGECount: 0x10000001}, make([]byte, 16), unix.ENOSPC},
+			{"all ones", abi.PostSend{WRCount: ^uint32(0), WQESize: ^uint32(0), SGECount: ^uint32(0)}, make([]byte, 64), unix.ENOSPC},
+			{"wqe too small", abi.PostSend{WRCount: 1, WQESize: cmd.size - 4}, make([]byte, cmd.size-4), unix.EINVAL},
+			{"trailing", abi.PostSend{WRCount: 0, WQESize: cmd.size}, []byte{0, 0, 0, 1}, unix.EOPNOTSUPP},
+			{"more sges than said", abi.PostSend{WRCount: 1, WQESize: cmd.size}, append([]byte{0, 0, 0, 0, 0, 0, 0, 0, 1}, make([]byte, cmd.size-9)...), unix.EINVAL},
+			{"none", abi.PostSend{WRCount: 0, WQESize: cmd.size}, nil, cmd.none},
+		} {
+			tc.head.Response, tc.head.QPHandle = resp, cmd.handle
+			if a := c.write(pack(cmd.num, 4, raw(tc.head), tc.tail)); a.errno != tc.want {
+				t.Errorf("command %d, %s: %v, want %v", cmd.num, tc.name, a.errno, tc.want)
+			}
+		}
+	}
+}
+
+func TestCompletionChannel(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	c.context()
+	c.cmd(0, abi.CmdCreateCompChannel, 4, raw(abi.CreateCompChannel{Response: resp}))
+	fd := int32(out[abi.CreateCompChannelResp](c).FD)
+	ch := g.opened[int(fd)]
+	c.cmd(unix.EBADF, abi.CmdCreateCQ, 8, raw(abi.CreateCQ{Response: resp, CQE: 4, CompChannel: fd + 1}))
+	pd, cq := c.pd(), c.cq(fd)
+	qp := c.qp(pd, cq, hca.QPTypeRC)
+	port, _ := g.engine.Port(1)
+	c.connect(qp.QPHandle, qp.QPN, port.LID)
+
+	read := newRequest(100)
+	read.flags = unix.O_NONBLOCK
+	ch.Read(read, 8)
+	if a := <-read.ch; a.errno != unix.EAGAIN {
+		t.Fatalf("empty, nonblocking: %+v", a)
+	}
+	blocked := newRequest(100)
+	ch.Read(blocked, 8)
+	blocked.interrupt()
+	if a := <-blocked.ch; a.errno != unix.EINTR {
+		t.Fatalf("interrupted: %+v", a)
+	}
+	blocked = newRequest(100)
+	ch.Read(blocked, 8)
+
+	// Flushing a posted receive completes it: one event, after arming.
+	flush := func() {
+		c.write(post(abi.CmdPostRecv, qp.QPHandle, 16, [][]byte{raw(abi.RecvWR{})}, nil))
+	}
+	c.cmd(0, abi.CmdModifyQP, 0, raw(abi.ModifyQP{QPHandle: qp.QPHandle, QPState: uint8(hca.QPErr), AttrMask: uint32(hca.QPMaskState)}))
+	c.cmd(0, abi.CmdReqNotifyCQ, 0, raw(abi.ReqNotifyCQ{CQHandle: cq}))
+	flush()
+	a := <-blocked.ch
+	if len(a.data) != 8 || binary.LittleEndian.Uint64(a.data) != 0xc0ffee {
+		t.Fatalf("event: %+v", a)
+	}
+	flush() // not armed: no event
+	pollReq := newRequest(100)
+	ch.Poll(pollReq, 77, true)
+	if a := <-pollReq.ch; a.revents != 0 {
+		t.Fatalf("revents %#x", a.revents)
+	}
+	c.cmd(0, abi.CmdReqNotifyCQ, 0, raw(abi.ReqNotifyCQ{CQHandle: cq}))
+	flush()
+	for {
+		g.mu.Lock()
+		n := g.woken[77]
+		g.mu.Unlock()
+		if n > 0 {
+			break
+		}
+		p := newRequest(100)
+		ch.Poll(p, 77, false)
+		if a := <-p.ch; a.revents&unix.POLLIN != 0 {
+			break
+		}
+	}
+	short := newRequest(100)
+	ch.Read(short, 7)
+	if a := <-short.ch; a.errno != unix.EINVAL {
+		t.Fatalf("short buffer: %+v", a)
+	}
+	// Failure class 14: one event was read, one is unread and goes.
+	c.cmd(0, abi.CmdDestroyQP, 4, raw(abi.DestroyQP{Response: resp, QPHandle: qp.QPHandle}))
+	c.cmd(0, abi.CmdDestroyCQ, 8, raw(abi.DestroyCQ{Response: resp, CQHandle: cq}))
+	if r := out[abi.DestroyCQResp](c); r.CompEventsReported != 1 {
+		t.Fatalf("reported %d, read 1", r.CompEventsReported)
+	}
+	gone := newRequest(100)
+	gone.flags = unix.O_NONBLOCK
+	ch.Read(gone, 8)
+	if a := <-gone.ch; a.errno != unix.EAGAIN {
+		t.Fatalf("stale event: %+v", a)
+	}
+	waiting := newRequest(100)
+	ch.Read(waiting, 8)
+	c.h.Release()
+	if a := <-waiting.ch; a.errno != unix.EIO {
+		t.Fatalf("reader of a dead context: %+v", a)
+	}
+	ch.Release()
+}
+
+// An empty POLL_CQ is answered with none after a bounded moment, or at once
+// when its thread gets a signal.
+func TestEmptyPollEnds(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	defer c.h.Release()
+	c.context()
+	cq := c.cq(-1)
+	cmd := pack(abi.CmdPollCQ, 8+48, raw(abi.PollCQ{Response: resp, CQHandle: cq, NE: 1}))
+	if a := c.write(cmd); a.errno != 0 || a.n != len(cmd) {
+		t.Fatalf("%+v", a)
+	}
+	if n := out[abi.PollCQResp](c).Count; n != 0 {
+		t.Fatalf("count %d", n)
+	}
+	r := newRequest(100)
+	c.h.Write(r, cmd)
+	r.mu.Lock()
+	f := r.interrupt
+	r.mu.Unlock()
+	if f != nil {
+		f()
+	}
+	if a := <-r.ch; a.errno != 0 {
+		t.Fatalf("interrupted: %+v", a)
+	}
+}
+
+// Any bytes give an errno; objects that appear are gone after close.
+func TestRandomBytes(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	c.context()
+	rng := rand.New(rand.NewSource(1))
+	for range 20000 {
+		b := make([]byte, rng.Intn(200)&^3)
+		rng.Read(b)
+		if len(b) >= 8 {
+			binary.LittleEndian.PutUint32(b, uint32(rng.Intn(64)))
+			binary.LittleEndian.PutUint16(b[4:], uint16(len(b)/4))
+			if len(b) >= 16 && rng.Intn(2) == 0 {
+				binary.LittleEndian.PutUint64(b[8:], resp)
+			}
+			for i := 16; i+4 <= len(b) && rng.Intn(3) > 0; i += 4 {
+				binary.LittleEndian.PutUint32(b[i:], uint32(rng.Intn(5)))
+			}
+		}
+		c.write(b)
+	}
+	c.h.Release()
+	if got := g.pins.Pinned(100); got != 0 {
+		t.Fatalf("%d bytes pinned", got)
+	}
+}

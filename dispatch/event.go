@@ -1,0 +1,278 @@
+package dispatch
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/uverbsd/uverbsd/abi"
+	"github.com/uverbsd/uverbsd/hca"
+	"golang.org/x/sys/unix"
+)
+
+// MaxEvents bounds the unread events of one event file. The kernel's bound is
+// memory; a client with this many unread has stopped reading.
+const MaxEvents = 1 << 16
+
+// Bits of poll(2) that x/sys lacks on Linux (asm-generic/poll.h).
+const (
+	pollRdNorm = 0x40
+	pollWrNorm = 0x100
+)
+
+type eventKind bool
+
+const (
+	asyncEvents eventKind = true
+	compEvents  eventKind = false
+)
+
+// eventSource counts one object's events of one kind. The count is of events
+// that were read: libibverbs waits in destroy until it has acknowledged as many
+// (ib_uverbs_event_read).
+type eventSource struct{ read atomic.Uint32 }
+
+func (s *eventSource) count() uint32 { return s.read.Load() }
+
+type event struct {
+	element uint64
+	typ     uint32
+	src     *eventSource
+}
+
+// eventFile is the file behind an async_fd or a completion channel: struct
+// ib_uverbs_event_queue and the file around it.
+type eventFile struct {
+	f    *File
+	kind eventKind
+
+	// mu guards the members below. Leaf.
+	mu      sync.Mutex
+	queue   []event
+	waiting []*waitingRead // oldest first
+	kh      uint64
+	notify  bool // a poller wants to know
+	open    bool // the client has its descriptor
+	closed  bool // and has closed it, or its context is gone
+	gone    bool // the context is gone: readers see EIO
+}
+
+// waitingRead is a read() that waits for an event.
+type waitingRead struct {
+	r           Request
+	interrupted bool // guarded by eventFile.mu
+}
+
+func newEventFile(f *File, k eventKind) *eventFile { return &eventFile{f: f, kind: k} }
+
+func (e *eventFile) opened() {
+	e.mu.Lock()
+	e.open = true
+	e.mu.Unlock()
+}
+
+func (e *eventFile) isOpen() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.open
+}
+
+func (e *eventFile) isClosed() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.closed
+}
+
+func (e *eventFile) encode(ev event, b []byte) int {
+	if e.kind == asyncEvents {
+		d := abi.AsyncEvent{Element: ev.element, EventType: ev.typ}
+		return copy(b, bytesOf(&d))
+	}
+	d := abi.CompEvent{CQHandle: ev.element}
+	return copy(b, bytesOf(&d))
+}
+
+func (e *eventFile) recordSize() int {
+	if e.kind == asyncEvents {
+		return sizeOf[abi.AsyncEvent]()
+	}
+	return sizeOf[abi.CompEvent]()
+}
+
+// push queues an event and wakes whoever waits. Never blocks.
+func (e *eventFile) push(element uint64, typ uint32, src *eventSource) {
+	e.mu.Lock()
+	if e.closed || !e.open || len(e.queue) >= MaxEvents {
+		e.mu.Unlock()
+		return
+	}
+	ev := event{element, typ, src}
+	if len(e.waiting) > 0 {
+		r := e.waiting[0].r
+		e.waiting = e.waiting[1:]
+		e.takeLocked(ev)
+		e.mu.Unlock()
+		e.answer(r, ev)
+		return
+	}
+	e.queue = append(e.queue, ev)
+	kh, notify := e.kh, e.notify
+	e.notify = false
+	e.mu.Unlock()
+	if notify {
+		e.f.dev.cfg.Notify(kh)
+	}
+}
+
+func (e *eventFile) takeLocked(ev event) {
+	if ev.src != nil {
+		ev.src.read.Add(1)
+	}
+}
+
+func (e *eventFile) answer(r Request, ev event) {
+	var b [16]byte
+	r.ReplyRead(b[:e.encode(ev, b[:])])
+}
+
+// purge takes an object's unread events away.
+func (e *eventFile) purge(src *eventSource) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	kept := e.queue[:0]
+	for _, ev := range e.queue {
+		if ev.src != src {
+			kept = append(kept, ev)
+		}
+	}
+	e.queue = kept
+}
+
+// detach ends the file: its context is gone. Readers that wait get EIO.
+func (e *eventFile) detach() {
+	e.mu.Lock()
+	e.closed, e.gone = true, true
+	e.queue = nil
+	waiting := e.waiting
+	e.waiting = nil
+	kh, notify := e.kh, e.notify
+	e.notify = false
+	e.mu.Unlock()
+	for _, w := range waiting {
+		w.r.ReplyError(unix.EIO)
+	}
+	if notify {
+		e.f.dev.cfg.Notify(kh)
+	}
+}
+
+// Write of an event file: uverbs_event_fops has no write.
+func (e *eventFile) Write(r Request, _ []byte) { r.ReplyError(unix.EINVAL) }
+
+// Read gives one event (ib_uverbs_event_read): EINVAL for a buffer too small
+// for one, EAGAIN with O_NONBLOCK when there is none, EIO when the context is
+// gone, EINTR on a signal.
+func (e *eventFile) Read(r Request, size int) {
+	e.mu.Lock()
+	switch {
+	case len(e.queue) > 0 && size < e.recordSize():
+		e.mu.Unlock()
+		r.ReplyError(unix.EINVAL)
+	case len(e.queue) > 0:
+		ev := e.queue[0]
+		e.queue = e.queue[1:]
+		if len(e.queue) == 0 {
+			e.queue = nil
+		}
+		e.takeLocked(ev)
+		e.mu.Unlock()
+		e.answer(r, ev)
+	case e.gone:
+		e.mu.Unlock()
+		r.ReplyError(unix.EIO)
+	case r.FileFlags()&unix.O_NONBLOCK != 0:
+		e.mu.Unlock()
+		r.ReplyError(unix.EAGAIN)
+	case size < e.recordSize():
+		// The kernel would wait and then say so; nothing is gained by waiting.
+		e.mu.Unlock()
+		r.ReplyError(unix.EINVAL)
+	default:
+		e.mu.Unlock()
+		e.wait(r)
+	}
+}
+
+// wait keeps r until there is an event for it.
+func (e *eventFile) wait(r Request) {
+	w := &waitingRead{r: r}
+	// First, since r must not be touched once it may be answered; a signal that
+	// comes before r is in the list leaves its mark in w.
+	r.OnInterrupt(func() { e.interrupted(w) })
+	e.mu.Lock()
+	switch {
+	case w.interrupted:
+		e.mu.Unlock()
+		r.ReplyError(unix.EINTR)
+	case e.gone:
+		e.mu.Unlock()
+		r.ReplyError(unix.EIO)
+	case len(e.queue) > 0:
+		ev := e.queue[0]
+		e.queue = e.queue[1:]
+		e.takeLocked(ev)
+		e.mu.Unlock()
+		e.answer(r, ev)
+	default:
+		e.waiting = append(e.waiting, w)
+		e.mu.Unlock()
+	}
+}
+
+// interrupted answers a read whose thread got a signal. The kernel's
+// ERESTARTSYS cannot be sent through FUSE; EINTR is what it becomes without
+// SA_RESTART.
+func (e *eventFile) interrupted(w *waitingRead) {
+	e.mu.Lock()
+	w.interrupted = true
+	for i, x := range e.waiting {
+		if x == w {
+			e.waiting = append(e.waiting[:i], e.waiting[i+1:]...)
+			e.mu.Unlock()
+			w.r.ReplyError(unix.EINTR)
+			return
+		}
+	}
+	e.mu.Unlock()
+}
+
+// Poll says POLLIN when an event waits, POLLERR when the context is gone.
+func (e *eventFile) Poll(r Request, kh uint64, notify bool) {
+	e.mu.Lock()
+	var ready uint32
+	if len(e.queue) > 0 {
+		ready = unix.POLLIN | pollRdNorm
+	}
+	if e.gone {
+		ready |= unix.POLLERR
+	}
+	e.kh = kh
+	if notify {
+		e.notify = ready == 0
+	}
+	e.mu.Unlock()
+	r.ReplyPoll(ready)
+}
+
+// WholeSize: an event file takes no commands.
+func (e *eventFile) WholeSize(first []byte) int { return len(first) }
+
+// Release is the last close of the descriptor.
+func (e *eventFile) Release() {
+	e.mu.Lock()
+	e.closed = true
+	e.queue = nil
+	e.mu.Unlock()
+	e.f.dropChannel(e)
+}
+
+var _ hca.Notifier = (*ucontext)(nil)

@@ -1,0 +1,157 @@
+package dispatch
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/uverbsd/uverbsd/abi"
+	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/idr"
+	"golang.org/x/sys/unix"
+)
+
+// File is an open command file: struct ib_uverbs_file.
+type File struct {
+	dev   *Device
+	proc  Process
+	creds Credentials
+	uid   uint32
+
+	objects idr.Table
+	ctx     atomic.Pointer[ucontext]
+	pinned  atomic.Int64 // bytes, for status
+
+	// mu guards the members below.
+	mu       sync.Mutex
+	opening  bool                 // a GET_CONTEXT is under way
+	channels map[int32]*eventFile // completion channels by the client's fd
+}
+
+// ucontext is what GET_CONTEXT made.
+type ucontext struct {
+	hca   hca.UContext
+	async *eventFile
+}
+
+// PortEvent passes an unaffiliated event on (ib_uverbs_event_handler).
+func (u *ucontext) PortEvent(ev hca.EventType, port uint8) {
+	u.async.push(uint64(port), uint32(ev), nil)
+}
+
+// Write runs one command.
+func (f *File) Write(r Request, data []byte) {
+	if err := f.creds.Check(r.TID(), r.UID(), r.GID()); err != nil {
+		r.ReplyError(unix.EACCES)
+		return
+	}
+	c := calls.Get().(*call)
+	c.f, c.r, c.tid, c.size = f, r, r.TID(), len(data)
+	err := c.dispatch(data)
+	if !c.deferred {
+		c.reply(err)
+	}
+	after := c.after
+	c.reset()
+	calls.Put(c)
+	if after != nil {
+		after.Run()
+	}
+}
+
+// Read of a command file: the kernel's uverbs_fops has no read.
+func (f *File) Read(r Request, _ int) { r.ReplyError(unix.EINVAL) }
+
+// Poll of a command file: always ready, as a file without a poll method is.
+func (f *File) Poll(r Request, _ uint64, _ bool) {
+	r.ReplyPoll(unix.POLLIN | unix.POLLOUT | pollRdNorm | pollWrNorm)
+}
+
+// WholeSize reads a command's size off its header.
+func (f *File) WholeSize(first []byte) int { return wholeSize(first) }
+
+// Release destroys what is left, newest first.
+func (f *File) Release() {
+	left := f.objects.Teardown(destroyObject)
+	f.dev.logTeardown(f, len(left))
+	if u := f.ctx.Load(); u != nil {
+		u.async.detach()
+		_ = u.hca.Close()
+	}
+	f.mu.Lock()
+	channels := f.channels
+	f.channels = nil
+	f.mu.Unlock()
+	for _, ev := range channels {
+		ev.detach()
+	}
+	f.dev.mu.Lock()
+	delete(f.dev.files, f)
+	f.dev.mu.Unlock()
+	f.proc.Put()
+}
+
+// channel finds a completion channel by the client's descriptor. EBADF if it
+// is none of this file's. A dup of a channel is not known here: the number is
+// all that the client gives, and another process's table cannot be compared.
+func (f *File) channel(fd int32) (*eventFile, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	ev := f.channels[fd]
+	if ev == nil || ev.isClosed() {
+		return nil, unix.EBADF
+	}
+	return ev, nil
+}
+
+func (f *File) addChannel(fd int32, ev *eventFile) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.channels != nil {
+		f.channels[fd] = ev
+	}
+}
+
+func (f *File) dropChannel(ev *eventFile) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for fd, e := range f.channels {
+		if e == ev {
+			delete(f.channels, fd)
+		}
+	}
+}
+
+func (f *File) info() FileInfo {
+	counts := make(map[string]int)
+	for k, n := range f.objects.Counts() {
+		counts[kindNames[k]] = n
+	}
+	if f.ctx.Load() != nil {
+		counts["context"] = 1
+	}
+	f.mu.Lock()
+	if n := len(f.channels); n > 0 {
+		counts["comp_channel"] = n
+	}
+	f.mu.Unlock()
+	return FileInfo{PID: f.proc.PID(), Program: f.proc.Name(), UID: f.uid, Objects: counts, Pinned: uint64(f.pinned.Load())}
+}
+
+// wholeSize is the byte count that the header of a command claims; for what
+// has no header, the count it has. The caller bounds it.
+func wholeSize(first []byte) int {
+	if len(first) < abi.CmdHdrSize {
+		return len(first)
+	}
+	var h abi.CmdHdr
+	copy(bytesOf(&h), first)
+	if h.Command&abi.CmdFlagExtended == 0 {
+		return int(h.InWords) * 4
+	}
+	if len(first) < abi.CmdHdrSize+abi.ExCmdHdrSize {
+		return len(first)
+	}
+	var x abi.ExCmdHdr
+	copy(bytesOf(&x), first[abi.CmdHdrSize:])
+	return abi.CmdHdrSize + abi.ExCmdHdrSize + (int(h.InWords)+int(x.ProviderInWords))*8
+}

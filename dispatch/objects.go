@@ -1,0 +1,104 @@
+package dispatch
+
+import (
+	"github.com/uverbsd/uverbsd/abi"
+	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/idr"
+	"github.com/uverbsd/uverbsd/pin"
+)
+
+// The kinds of object that a file may hold.
+const (
+	kindPD idr.Kind = iota + 1
+	kindMR
+	kindAH
+	kindCQ
+	kindQP
+	kindSRQ
+)
+
+// kindNames are the names that status shows.
+var kindNames = map[idr.Kind]string{
+	kindPD: "pd", kindMR: "mr", kindAH: "ah", kindCQ: "cq", kindQP: "qp", kindSRQ: "srq",
+}
+
+// object is what an idr.Object's Value is.
+type object interface {
+	// close destroys the driver's object. If it fails nothing has changed.
+	close() error
+	// needs are the objects that it kept from being destroyed.
+	needs() []*idr.Object
+}
+
+// destroyObject closes o and lets go of what it needed. It is the one way out
+// of every object: destroy command, undo of a create, and close of the file.
+func destroyObject(o *idr.Object) error {
+	v := o.Value.(object)
+	if err := v.close(); err != nil {
+		return err
+	}
+	for _, n := range v.needs() {
+		n.Unref()
+	}
+	return nil
+}
+
+// parents is embedded by objects that need others.
+type parents []*idr.Object
+
+func (p parents) needs() []*idr.Object { return p }
+
+// need takes a Ref on each of objs, for the object that holds the result.
+func need(objs ...*idr.Object) parents {
+	for _, o := range objs {
+		o.Ref()
+	}
+	return objs
+}
+
+type pdObject struct {
+	parents
+	hca hca.PD
+}
+
+func (o *pdObject) close() error { return o.hca.Close() }
+
+type mrObject struct {
+	parents
+	f      *File
+	hca    hca.MR
+	charge pin.Charge
+}
+
+func (o *mrObject) close() error {
+	if err := o.hca.Close(); err != nil {
+		return err
+	}
+	o.f.pinned.Add(-int64(o.charge.Bytes()))
+	o.charge.Release()
+	o.f.proc.Put()
+	return nil
+}
+
+type ahObject struct {
+	parents
+	hca hca.AH
+}
+
+func (o *ahObject) close() error { return o.hca.Close() }
+
+// pd looks a PD handle up and keeps it from going while the command runs.
+func (c *call) pd(handle uint32) (*idr.Object, hca.PD, error) {
+	o, err := c.use(kindPD, handle)
+	if err != nil {
+		return nil, nil, err
+	}
+	return o, o.Value.(*pdObject).hca, nil
+}
+
+// destroyer is the handler of a command that only destroys.
+func destroyer(kind idr.Kind) func(*call, *abi.Handle) error {
+	return func(c *call, in *abi.Handle) error {
+		return c.f.objects.Destroy(kind, in.Handle, destroyObject)
+	}
+}

@@ -1,0 +1,108 @@
+package dispatch
+
+import (
+	"sync"
+
+	"github.com/uverbsd/uverbsd/hca"
+)
+
+// After missesMax waits in a row that ended with nothing, only one empty poll in
+// missesSkip+1 is made to wait: this client polls in between other work, or
+// another queue is the one that matters to it.
+const (
+	missesMax  = 2
+	missesSkip = 3
+)
+
+// poller holds the one POLL_CQ that waits on a CQ. A late interrupt may end a
+// later wait early: that client is then told "none", which it may be told at any
+// time.
+type poller struct {
+	sys       System
+	cq        hca.CQ
+	sweeper   *sweeper
+	interrupt func() // finish, made once
+
+	// mu guards the members below; r is nil when no request waits. Leaf.
+	mu     sync.Mutex
+	r      Request
+	tid    int
+	resp   uint64
+	ne     uint32
+	seq    uint64 // counts waits
+	misses int    // waits in a row that ended with nothing
+	skip   int    // empty polls to be answered at once
+}
+
+func (p *poller) init(d *Device, cq hca.CQ) {
+	p.sys, p.cq, p.sweeper = d.cfg.System, cq, &d.sweeper
+	p.interrupt = p.finish
+}
+
+// park takes over r's answer. False: it did not, since there is something to
+// poll, another request waits, or this one should not.
+func (p *poller) park(r Request, tid int, resp uint64, ne uint32) bool {
+	p.mu.Lock()
+	if p.r != nil || p.skip > 0 {
+		p.skip = max(p.skip-1, 0)
+		p.mu.Unlock()
+		return false
+	}
+	p.seq++
+	p.r, p.tid, p.resp, p.ne = r, tid, resp, ne
+	seq := p.seq
+	p.mu.Unlock()
+	r.OnInterrupt(p.interrupt) // first: r is not touched once it may be answered
+	p.sweeper.add(parked{p, seq})
+	if p.cq.Await(p) {
+		return true
+	}
+	p.mu.Lock()
+	mine := p.seq == seq && p.r != nil
+	if mine {
+		p.r = nil
+	}
+	p.mu.Unlock()
+	return !mine // finish was quicker and has answered
+}
+
+// Wake is called by the CQ when a completion is there.
+func (p *poller) Wake() { p.finish() }
+
+// expire ends wait seq, if it is the one that goes on.
+func (p *poller) expire(seq uint64) {
+	p.mu.Lock()
+	due := p.seq == seq && p.r != nil
+	p.mu.Unlock()
+	if due {
+		p.finish()
+	}
+}
+
+// finish answers the request that waits, if one does, with what there is.
+func (p *poller) finish() {
+	p.mu.Lock()
+	r, tid, resp, ne := p.r, p.tid, p.resp, p.ne
+	p.r = nil
+	p.mu.Unlock()
+	if r == nil {
+		return
+	}
+	p.cq.Cancel(p)
+	n, err := deliverWC(p.sys, tid, p.cq, resp, ne, true)
+	p.mu.Lock()
+	if n > 0 {
+		p.misses, p.skip = 0, 0
+	} else if p.misses++; p.misses >= missesMax {
+		p.skip = missesSkip
+	}
+	p.mu.Unlock()
+	if err != nil {
+		r.ReplyError(errnoOf(err))
+		return
+	}
+	r.ReplyWrite(pollCQBytes)
+}
+
+// pollCQBytes is the size of a POLL_CQ command, which a write() of one returns.
+const pollCQBytes = 24
