@@ -1,0 +1,5 @@
+//go:build !race
+
+package cuse_test
+
+const raceEnabled = false
