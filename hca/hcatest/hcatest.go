@@ -1,0 +1,35 @@
+// Package hcatest is the suite that every hca.Device must pass. It goes through
+// the interfaces of package hca only, with memories of its own that can fail and
+// block. The tests of a device package call Run.
+package hcatest
+
+import (
+	"testing"
+
+	"github.com/uverbsd/uverbsd/hca"
+)
+
+// Pair is two devices that reach each other; they may be one and the same.
+type Pair struct{ A, B hca.Device }
+
+// Run runs the suite. open makes a fresh pair and registers its cleanup with t.
+func Run(t *testing.T, open func(t testing.TB) Pair) {
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) { c.run(t, open(t)) })
+	}
+}
+
+type testCase struct {
+	name string
+	run  func(t *testing.T, p Pair)
+}
+
+var cases = concat(objectCases, stateCases, rcCases, rdmaCases, errorCases, retryCases, srqCases, cqCases, udCases, ucCases, blockCases, raceCases)
+
+func concat(l ...[]testCase) []testCase {
+	var all []testCase
+	for _, c := range l {
+		all = append(all, c...)
+	}
+	return all
+}

@@ -1,0 +1,192 @@
+package hcatest
+
+import (
+	"flag"
+	"sync"
+	"testing"
+
+	"github.com/uverbsd/uverbsd/hca"
+)
+
+var raceCases = []testCase{
+	{"DestroyInWait", testDestroyInWait},
+	{"DestroyInTraffic", testDestroyInTraffic},
+	{"ErrInTraffic", testErrInTraffic},
+	{"DeregInTraffic", testDeregInTraffic},
+	{"ConcurrentVerbs", testConcurrentVerbs},
+}
+
+// rounds makes the races long: go test -hcatest.rounds 100000.
+var roundsFlag = flag.Int("hcatest.rounds", 300, "rounds of each of the races in hcatest")
+
+// testDestroyInWait closes QPs while they wait for a receive or for a peer, with
+// the timer about to fire.
+func testDestroyInWait(t *testing.T, p Pair) {
+	o := defaults().with(func(o *opts) { o.minRNR, o.rnrRetry, o.timeout, o.retryCnt = 1, 3, 1, 1 })
+	hub, away := newEnd(t, p.A, o), newEnd(t, p.B, o)
+	for i := range *roundsFlag {
+		a, b := *hub, *away
+		mk := func(e *end) {
+			q, err := e.pd.CreateQP(hca.QPInit{Type: rc, SendCQ: e.scq, RecvCQ: e.rcq, Cap: e.o.cap, Handler: e.qev})
+			must(t, err)
+			e.qp = q
+		}
+		mk(&a)
+		mk(&b)
+		a.toInit()
+		a.toRTR(&b)
+		if i%2 == 0 {
+			b.toInit()
+			b.toRTR(&a)
+		}
+		a.toRTS()
+		a.postSend(a.send(1, 0, 8))
+		var wg sync.WaitGroup
+		for _, f := range []func(){
+			func() { must(t, a.qp.Close()) },
+			func() { must(t, b.qp.Close()) },
+			func() {
+				if i%4 == 0 {
+					_, _ = b.qp.PostRecv([]hca.RecvWR{{SGE: []hca.SGE{b.sge(0, 8)}}})
+					b.qp.Run()
+				}
+			},
+		} {
+			wg.Add(1)
+			go func() { defer wg.Done(); f() }()
+		}
+		wg.Wait()
+		drain(a.scq)
+		drain(b.rcq)
+	}
+	works(t, p)
+}
+
+func drain(cq hca.CQ) {
+	var wc [64]hca.WC
+	for cq.Poll(wc[:]) > 0 {
+	}
+}
+
+// traffic sends in both directions until stop is closed, whatever happens.
+func traffic(a, b *end, stop chan struct{}) *sync.WaitGroup {
+	var wg sync.WaitGroup
+	for _, e := range [][2]*end{{a, b}, {b, a}} {
+		from, to := e[0], e[1]
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				_, _ = to.qp.PostRecv([]hca.RecvWR{{SGE: []hca.SGE{to.sge(0, 5000)}}})
+				to.qp.Run()
+				_, _ = from.qp.PostSend([]hca.SendWR{from.send(1, 0, 5000), from.rdma(hca.OpRDMARead, 2, 0, to, 0, 64)})
+				from.qp.Run()
+				for _, cq := range []hca.CQ{from.scq, from.rcq, to.scq, to.rcq} {
+					drain(cq)
+				}
+			}
+		}()
+	}
+	return &wg
+}
+
+func testDestroyInTraffic(t *testing.T, p Pair) {
+	for range *roundsFlag / 10 {
+		a, b := pair(t, p, defaults())
+		stop := make(chan struct{})
+		wg := traffic(a, b, stop)
+		must(t, a.qp.Close())
+		drain(a.scq)
+		drain(a.rcq)
+		must(t, b.qp.Close())
+		close(stop)
+		wg.Wait()
+		drain(a.scq)
+		drain(b.rcq)
+		a.qp.Run() // of a closed QP: nothing
+	}
+	works(t, p)
+}
+
+func testErrInTraffic(t *testing.T, p Pair) {
+	a, b := pair(t, p, defaults())
+	stop := make(chan struct{})
+	wg := traffic(a, b, stop)
+	for i := range *roundsFlag / 5 {
+		e := []*end{a, b}[i%2]
+		_ = e.qp.Modify(&hca.QPAttr{State: errS}, hca.QPMaskState)
+		a.setState(rst)
+		b.setState(rst)
+		link(a, b)
+	}
+	close(stop)
+	wg.Wait()
+	works(t, p)
+}
+
+func testDeregInTraffic(t *testing.T, p Pair) {
+	for range *roundsFlag / 10 {
+		a, b := pair(t, p, defaults())
+		stop := make(chan struct{})
+		wg := traffic(a, b, stop)
+		must(t, a.mr.Close())
+		n := a.mem.calls.Load()
+		must(t, b.mr.Close())
+		if m := a.mem.calls.Load(); m != n {
+			t.Errorf("%d accesses after the close of the region", m-n)
+		}
+		close(stop)
+		wg.Wait()
+	}
+}
+
+// testConcurrentVerbs calls everything on one QP and its CQ at once.
+func testConcurrentVerbs(t *testing.T, p Pair) {
+	a, b := pair(t, p, defaults())
+	stop := make(chan struct{})
+	wg := traffic(a, b, stop)
+	for _, f := range []func(){
+		func() { a.qp.Query() },
+		func() { _ = a.qp.Modify(&hca.QPAttr{MinRNRTimer: 3}, hca.QPMaskMinRNRTimer) },
+		func() { _ = a.scq.Resize(600) },
+		func() { a.scq.ReqNotify(hca.NotifyNextComp) },
+		func() { _, _ = p.A.Counters(1) },
+		func() {
+			w := newWaiter()
+			if a.scq.Await(w) && !a.scq.Cancel(w) {
+				<-w.c
+			}
+		},
+		func() {
+			select {
+			case <-a.sev.comp:
+			default:
+			}
+		},
+	} {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					f()
+				}
+			}
+		}()
+	}
+	for range *roundsFlag {
+		_ = a.qp.Modify(&hca.QPAttr{State: hca.QPSQD}, hca.QPMaskState)
+		_ = a.qp.Modify(&hca.QPAttr{State: hca.QPRTS}, hca.QPMaskState)
+		a.qp.Run()
+	}
+	close(stop)
+	wg.Wait()
+}

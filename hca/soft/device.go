@@ -1,0 +1,289 @@
+package soft
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/hca/loop"
+)
+
+// Config describes a device to New. Zero limits mean the defaults.
+type Config struct {
+	GUID     hca.GUID // node and port GUID; must be unique on the fabric
+	NodeDesc string   // at most 63 bytes; the rest is cut off
+	BoardID  string
+	// VendorID and VendorPartID are what query_device reports.
+	VendorID, VendorPartID uint32
+	// Limits; each is at most what DefaultAttr says.
+	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxPD, MaxAH, MaxSRQ uint32
+}
+
+const (
+	physPort    = 1 // the only port
+	gidTableLen = 8
+	defaultPKey = 0xffff
+	subnetID    = 0xfe80 // first two bytes of the default GID prefix (IBTA 1.4 §4.1.1)
+
+	mtu4096       = 5
+	stateDown     = 1
+	stateActive   = 4
+	physLinkUp    = 5
+	physPolling   = 2
+	width4x       = 2
+	speedEDR      = 32
+	portCapFlags  = 0x02000000 // IB_PORT_CLIENT_REG_SUP
+	vlCount       = 1
+	subnetTimeout = 18
+)
+
+// Device is a software HCA with one InfiniBand port.
+type Device struct {
+	attr   hca.DeviceAttr
+	fabric *loop.Fabric
+	port   *loop.Port
+
+	mrs    mrTable
+	qps    qpTable
+	events events
+	pool   pool
+
+	nPD, nCQ, nQP, nAH, nSRQ atomic.Int32 // what exists, against attr's limits
+	up                       atomic.Bool  // changed under mu
+
+	// mu guards what is below. Leaf.
+	mu       sync.Mutex
+	contexts map[*UContext]struct{}
+	gone     counters // of queue pairs that are closed
+}
+
+var _ hca.Device = (*Device)(nil)
+
+// DefaultAttr is what a device with a zero Config reports, without names.
+func DefaultAttr() hca.DeviceAttr {
+	return hca.DeviceAttr{
+		FWVer:         1 << 32,
+		MaxMRSize:     1 << 63,
+		PageSizeCap:   0xfffff000,
+		HWVer:         1,
+		MaxQP:         qpIndexMax - qpIndexMin,
+		MaxQPWR:       16384,
+		CapFlags:      capFlags,
+		MaxSGE:        maxSGE,
+		MaxSGERD:      maxSGE,
+		MaxCQ:         65536,
+		MaxCQE:        1 << 20,
+		MaxMR:         1 << 20,
+		MaxPD:         65536,
+		MaxQPRdAtom:   16,
+		MaxResRdAtom:  16 * (qpIndexMax - qpIndexMin),
+		MaxQPInitRd:   16,
+		AtomicCap:     1, // IB_ATOMIC_HCA
+		MaxMcastGrp:   8192,
+		MaxMcastQP:    256,
+		MaxTotMcastQP: 8192 * 256,
+		MaxAH:         1 << 20,
+		MaxSRQ:        65536,
+		MaxSRQWR:      32768,
+		MaxSRQSGE:     maxSGE,
+		MaxPKeys:      1,
+		LocalCAAckDel: 15,
+		PhysPortCnt:   1,
+		CompVectors:   1,
+		MaxInline:     maxInline,
+		GIDTableLen:   gidTableLen,
+		PKeyTableLen:  1,
+	}
+}
+
+// capFlags: BAD_PKEY_CNTR, BAD_QKEY_CNTR, UD_AV_PORT_ENFORCE,
+// CURR_QP_STATE_MOD, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN,
+// SRQ_RESIZE (enum ib_device_cap_flags), as the kernel's software drivers.
+const capFlags = 1<<1 | 1<<2 | 1<<6 | 1<<7 | 1<<10 | 1<<11 | 1<<12 | 1<<13
+
+// New attaches a device to the fabric, with its port up.
+func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
+	d := &Device{fabric: fabric, contexts: make(map[*UContext]struct{})}
+	d.up.Store(true)
+	a := DefaultAttr()
+	a.NodeGUID, a.SysImageGUID = cfg.GUID, cfg.GUID
+	a.NodeDesc = cfg.NodeDesc[:min(len(cfg.NodeDesc), 63)]
+	a.BoardID, a.VendorID, a.VendorPartID = cfg.BoardID, cfg.VendorID, cfg.VendorPartID
+	for _, l := range []struct {
+		to   *uint32
+		want uint32
+		name string
+	}{
+		{&a.MaxQP, cfg.MaxQP, "MaxQP"}, {&a.MaxQPWR, cfg.MaxQPWR, "MaxQPWR"},
+		{&a.MaxCQ, cfg.MaxCQ, "MaxCQ"}, {&a.MaxCQE, cfg.MaxCQE, "MaxCQE"},
+		{&a.MaxMR, cfg.MaxMR, "MaxMR"}, {&a.MaxPD, cfg.MaxPD, "MaxPD"},
+		{&a.MaxAH, cfg.MaxAH, "MaxAH"}, {&a.MaxSRQ, cfg.MaxSRQ, "MaxSRQ"},
+	} {
+		if l.want > *l.to {
+			return nil, fmt.Errorf("new device: %s %d is over %d: %w", l.name, l.want, *l.to, einval)
+		}
+		if l.want != 0 {
+			*l.to = l.want
+		}
+	}
+	d.attr = a
+	d.mrs.init(a.MaxMR)
+	d.qps.init()
+	p, err := fabric.Attach(gidOf(cfg.GUID), d)
+	if err != nil {
+		return nil, fmt.Errorf("new device: %w", err)
+	}
+	d.port = p
+	d.events.start()
+	d.pool.start()
+	return d, nil
+}
+
+func gidOf(g hca.GUID) hca.GID {
+	var gid hca.GID
+	gid[0], gid[1] = subnetID>>8, subnetID&0xff
+	copy(gid[8:], g[:])
+	return gid
+}
+
+// Close takes the device off the fabric and ends its goroutines. Its clients
+// have closed everything by then.
+func (d *Device) Close() error {
+	d.port.Detach()
+	d.pool.close()
+	d.events.close()
+	return nil
+}
+
+// Ops are the optional methods that work.
+func (d *Device) Ops() hca.OpSet {
+	return hca.OpReqNotify | hca.OpResizeCQ | hca.OpSRQ | hca.OpModifySRQ | hca.OpMcast | hca.OpAH
+}
+
+// Attr is constant.
+func (d *Device) Attr() *hca.DeviceAttr { return &d.attr }
+
+// Port reports the port's live state.
+func (d *Device) Port(port uint8) (hca.PortAttr, error) {
+	if port != physPort {
+		return hca.PortAttr{}, fmt.Errorf("query port %d: %w", port, einval)
+	}
+	a := hca.PortAttr{
+		PortCapFlags: portCapFlags, MaxMsgSize: maxMsg,
+		GIDTableLen: gidTableLen, PKeyTableLen: 1,
+		LID: d.port.LID(), SMLID: 1, State: stateActive,
+		MaxMTU: mtu4096, ActiveMTU: mtu4096, MaxVLNum: vlCount,
+		SubnetTimeout: subnetTimeout,
+		ActiveWidth:   width4x, ActiveSpeed: speedEDR,
+		PhysState: physLinkUp, LinkLayer: hca.LinkInfiniBand,
+	}
+	if !d.up.Load() {
+		a.State, a.PhysState = stateDown, physPolling
+	}
+	return a, nil
+}
+
+// GID 0 is the port's; the others are empty.
+func (d *Device) GID(port uint8, index int) (hca.GID, error) {
+	if port != physPort || index < 0 || index >= gidTableLen {
+		return hca.GID{}, fmt.Errorf("query GID %d of port %d: %w", index, port, einval)
+	}
+	if index == 0 {
+		return d.port.GID(), nil
+	}
+	return hca.GID{}, nil
+}
+
+// PKey 0 is the default key with full membership.
+func (d *Device) PKey(port uint8, index int) (uint16, error) {
+	if port != physPort || index != 0 {
+		return 0, fmt.Errorf("query pkey %d of port %d: %w", index, port, einval)
+	}
+	return defaultPKey, nil
+}
+
+// SetPort takes the port down or up: messages to and from it stop or go on, and
+// every context is told.
+func (d *Device) SetPort(up bool) {
+	d.mu.Lock()
+	if d.up.Load() == up {
+		d.mu.Unlock()
+		return
+	}
+	d.up.Store(up)
+	ev := hca.EventPortErr
+	if up {
+		ev = hca.EventPortActive
+	}
+	for c := range d.contexts {
+		if c.notifier != nil {
+			d.events.add(event{port: c.notifier, num: physPort, ev: ev})
+		}
+	}
+	d.mu.Unlock()
+	if !up {
+		return
+	}
+	for _, q := range d.qps.list() {
+		q.wake()
+		d.fabric.Announce(q.num)
+	}
+}
+
+// counters count what went through a queue pair.
+type counters struct {
+	txBytes, txPkts, rxBytes, rxPkts, dropped uint64
+}
+
+func (c *counters) add(o *counters) {
+	c.txBytes += o.txBytes
+	c.txPkts += o.txPkts
+	c.rxBytes += o.rxBytes
+	c.rxPkts += o.rxPkts
+	c.dropped += o.dropped
+}
+
+// packets is how many packets a message of n bytes takes at the port's MTU.
+func packets(n uint64) uint64 { return max((n+smallSize-1)/smallSize, 1) }
+
+// Counters sums over the queue pairs, so that the data path shares no counter.
+func (d *Device) Counters(port uint8) (map[string]uint64, error) {
+	if port != physPort {
+		return nil, fmt.Errorf("counters of port %d: %w", port, einval)
+	}
+	d.mu.Lock()
+	c := d.gone
+	d.mu.Unlock()
+	for _, q := range d.qps.list() {
+		one := q.counters()
+		c.add(&one)
+	}
+	m := map[string]uint64{
+		"port_xmit_data": c.txBytes / 4, "port_rcv_data": c.rxBytes / 4,
+		"port_xmit_packets": c.txPkts, "port_rcv_packets": c.rxPkts,
+		"port_xmit_discards": c.dropped,
+	}
+	for _, name := range zeroCounters {
+		m[name] = 0
+	}
+	return m, nil
+}
+
+// zeroCounters exist in the kernel's ports/P/counters; a loop has no link errors.
+var zeroCounters = []string{
+	"symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors",
+	"port_rcv_remote_physical_errors", "port_rcv_switch_relay_errors",
+	"port_xmit_constraint_errors", "port_rcv_constraint_errors",
+	"local_link_integrity_errors", "excessive_buffer_overrun_errors",
+	"VL15_dropped", "port_xmit_wait",
+}
+
+// take counts one more object against a limit; ENOMEM, as the kernel's drivers.
+func take(n *atomic.Int32, limit uint32, what string) error {
+	if n.Add(1) > int32(min(limit, 1<<31-1)) {
+		n.Add(-1)
+		return fmt.Errorf("%s: %d exist already: %w", what, limit, enomem)
+	}
+	return nil
+}

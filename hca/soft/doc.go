@@ -1,0 +1,86 @@
+// Package soft is the verbs engine: PD, MR, CQ, SRQ, QP and AH of a software
+// HCA, their state machines, the data path between queue pairs of one daemon,
+// completions and events.
+//
+// Who may call it: cmd makes devices with New and closes them; dispatch uses
+// them through the interfaces of package hca.
+//
+// A post copies work requests into a ring. Run executes them on its caller's
+// goroutine: whoever takes the queue's token (QP.busy) runs it, anybody else
+// returns at once. Payload goes from one client's Memory to the other's in
+// chunks, under no lock, because either side can block for ever. A queue pair
+// that has to wait (no receive posted, peer not ready, a client with too many
+// copies under way) gives up its token and is parked in a list of what it waits
+// for; nobody sleeps for it.
+//
+// A copy that does not return must not hold up state changes. Every half of a
+// queue pair counts epochs. A change that finds a half in use waits for
+// stuckWait, then takes the half away: it advances the epoch and flushes what
+// was in flight. The stuck runner, when it comes back, sees the epoch and
+// touches nothing.
+//
+// Work for a client other than the poster's own goes to the device's workers
+// where it could block the poster for the other's sake: at most maxWorkers
+// goroutines, and at most gateLimit messages of one context at a time.
+//
+// Lock order, outermost first; a QP never holds its own locks while it takes
+// another QP's:
+//
+//	QP.s.mu (requester half, attributes)
+//	QP.r.mu (responder half, receive queue)
+//	SRQ.mu
+//	CQ.mu
+//	leaves: waitList.mu, events.mu, pool.mu, mrTable.mu, qpTable.mu,
+//	        Device.mu, loop.Fabric's
+//
+// Callbacks (hca.CQHandler and its kin, hca.Waiter) run under none of them.
+package soft
+
+import (
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// chunkSize is how much is copied per step: two such buffers fit a
+	// second-level cache.
+	chunkSize = 64 << 10
+	// smallSize is what a runner's own buffer holds; it is also the largest
+	// MTU, so that every datagram fits.
+	smallSize = 4096
+	// runBatchWRs and runBatchBytes bound what one Run does on its caller's
+	// goroutine before it hands the queue to a worker.
+	runBatchWRs   = 64
+	runBatchBytes = 4 << 20
+	// stuckWait is how long a close or a state change waits for a running copy
+	// before it goes on without it.
+	stuckWait = 50 * time.Millisecond
+	// gateLimit bounds the messages in flight that touch one context's memory,
+	// and so the goroutines (threads) that its blocking memory can hold.
+	gateLimit = 16
+	// maxWorkers bounds a device's worker goroutines, all contexts together.
+	maxWorkers = 64
+	// idleWorkers stay when there is nothing to do.
+	idleWorkers = 2
+	// inboundMax bounds the datagrams queued at one UD queue pair; more are
+	// dropped, as a port drops when its buffers are full.
+	inboundMax = 128
+	// initialRing is the entries a ring starts with; it doubles on demand up to
+	// what was asked for, so that idle queues cost little.
+	initialRing = 16
+
+	// maxSGE and maxInline are the engine's own limits: they size arrays in exec.
+	maxSGE    = 32
+	maxInline = 512
+	// maxMsg is the largest message, 2^31 bytes (IBTA 1.4 §9.7.7).
+	maxMsg = 1 << 31
+	// grhSize is the room in front of a datagram's payload (IBTA 1.4 §11.4.1.2).
+	grhSize = 40
+)
+
+const (
+	einval     = unix.EINVAL
+	enomem     = unix.ENOMEM
+	eopnotsupp = unix.EOPNOTSUPP
+)

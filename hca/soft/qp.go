@@ -1,0 +1,299 @@
+package soft
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/hca/loop"
+)
+
+// waitKind says what the head of a send queue waits for.
+type waitKind uint8
+
+const (
+	waitNone waitKind = iota
+	waitRNR           // a receive at the peer
+	waitPeer          // the peer itself
+)
+
+// requester is the half of a QP that sends. It also holds the attributes.
+type requester struct {
+	// mu guards the rest. Outermost but for QP.modMu.
+	mu     sync.Mutex
+	attr   hca.QPAttr // as Query reports it; attr.State is the QP's state
+	ring   sendRing
+	closed bool
+
+	// owner is who runs the queue: the token. The head of the ring is his while
+	// he has it. Nil when nobody does.
+	owner   *exec
+	started bool // the head was begun: SQD lets it finish
+	drain   bool // SQD: EventSQDrained is still to come
+
+	parked    bool     // the head waits; QP.woken ends that
+	wait      waitKind // what for; waitUntil and rnrLeft belong to it
+	waitUntil time.Time
+	rnrLeft   uint8
+	absent    bool // parked in the fabric, under attr.DestQPN
+	timer     *time.Timer
+
+	count counters // tx only
+	mcast []hca.GID
+}
+
+// responder is the half of a QP that receives.
+type responder struct {
+	waiters waitList // senders that found no receive; added to under mu
+
+	// mu guards the rest. Inside requester.mu of the same QP, or alone.
+	mu    sync.Mutex
+	state hca.QPState // mirror of requester.attr.State
+	ring  recvRing    // empty with an SRQ
+
+	// claimer is who fills the receive claimID: one at a time, because a
+	// connected QP has one peer and a UD QP takes its datagrams one by one.
+	claimer *exec
+	claimID uint64
+	refused bool // somebody was turned away because of claimer
+
+	commEst bool // EventCommEst was raised since RTR
+	destQPN uint32
+	av      hca.AHAttr
+	access  hca.Access
+	qkey    uint32
+	maxDest uint8 // max_dest_rd_atomic
+	minRNR  uint8
+	inq     []*dgram // UD: what came in and has no receive yet taken
+
+	count counters // rx and dropped only
+}
+
+// QP is a queue pair.
+type QP struct {
+	dev            *Device
+	pd             *PD
+	num            uint32
+	typ            hca.QPType
+	sendCQ, recvCQ *CQ
+	srq            *SRQ
+	handler        hca.QPHandler
+	guard          guard
+	sigAll         bool
+	cap            hca.QPCap
+
+	// era counts the transitions to RESET and ERR and the close: a copy that
+	// began in another era stops at its next chunk.
+	era atomic.Uint32
+
+	// modMu serialises Modify and Close; it is held while they wait. Outermost.
+	modMu sync.Mutex
+
+	s requester
+	r responder
+
+	woken              atomic.Bool              // what the head waited for may be there
+	waitIn             atomic.Pointer[waitList] // list it is parked in; links under its mu
+	waitPrev, waitNext *QP
+	wokenBy            atomic.Pointer[waitList] // see passOn
+	poolNext           *QP                      // under pool.mu
+	poolQueued         bool
+}
+
+var _ hca.QP = (*QP)(nil)
+
+// CreateQP: EINVAL for a type that is not RC, UC or UD, for sizes over the
+// limits and for queues of another device; ENOMEM when MaxQP exist. With an SRQ
+// the sizes of the receive queue are ignored (rvt_create_qp).
+func (p *PD) CreateQP(in hca.QPInit) (hca.QP, error) {
+	d := p.ctx.dev
+	q := &QP{dev: d, pd: p, typ: in.Type, handler: in.Handler, sigAll: in.SigAll, cap: in.Cap}
+	switch in.Type {
+	case hca.QPTypeRC, hca.QPTypeUC, hca.QPTypeUD:
+	default:
+		return nil, fmt.Errorf("create qp: type %d: %w", in.Type, einval)
+	}
+	var ok1, ok2 bool
+	q.sendCQ, ok1 = in.SendCQ.(*CQ)
+	q.recvCQ, ok2 = in.RecvCQ.(*CQ)
+	if !ok1 || !ok2 || q.sendCQ.dev != d || q.recvCQ.dev != d {
+		return nil, fmt.Errorf("create qp: CQ of another device: %w", einval)
+	}
+	if in.SRQ != nil {
+		srq, ok := in.SRQ.(*SRQ)
+		if !ok || srq.dev != d {
+			return nil, fmt.Errorf("create qp: SRQ of another device: %w", einval)
+		}
+		q.srq = srq
+		q.cap.MaxRecvWR, q.cap.MaxRecvSGE = 0, 0
+	}
+	c, a := &q.cap, &d.attr
+	if c.MaxSendWR > a.MaxQPWR || c.MaxRecvWR > a.MaxQPWR || c.MaxSendSGE > a.MaxSGE ||
+		c.MaxRecvSGE > a.MaxSGE || c.MaxInline > a.MaxInline ||
+		c.MaxSendWR+c.MaxRecvWR+c.MaxSendSGE+c.MaxRecvSGE == 0 && q.srq == nil {
+		return nil, fmt.Errorf("create qp: sizes %+v: %w", in.Cap, einval)
+	}
+	if err := take(&d.nQP, a.MaxQP, "create qp"); err != nil {
+		return nil, err
+	}
+	q.s.ring.init(int(c.MaxSendWR), int(c.MaxSendSGE), int(c.MaxInline))
+	q.r.ring.init(int(c.MaxRecvWR), int(c.MaxRecvSGE))
+	q.r.waiters.ready = q.recvReady
+	q.resetAttrs()
+	if err := d.qps.insert(q); err != nil {
+		d.nQP.Add(-1)
+		return nil, fmt.Errorf("create qp: %w", err)
+	}
+	return q, nil
+}
+
+// Num is the QP number, 24 bits.
+func (q *QP) Num() uint32 { return q.num }
+
+// Cap is what was asked for.
+func (q *QP) Cap() hca.QPCap { return q.cap }
+
+func (q *QP) recvReady() bool {
+	q.r.mu.Lock()
+	defer q.r.mu.Unlock()
+	return q.r.ring.count > 0
+}
+
+// Query reports the attributes as they were set, and the state. Both halves are
+// consistent: state changes take both locks.
+func (q *QP) Query() (hca.QPAttr, hca.QPInit) {
+	q.s.mu.Lock()
+	a := q.s.attr
+	a.CurState = a.State
+	a.Cap = q.cap
+	a.SQDraining = a.State == hca.QPSQD && q.s.started
+	q.s.mu.Unlock()
+	in := hca.QPInit{
+		Type: q.typ, SendCQ: q.sendCQ, RecvCQ: q.recvCQ,
+		Cap: q.cap, SigAll: q.sigAll, Handler: q.handler,
+	}
+	if q.srq != nil {
+		in.SRQ = q.srq
+	}
+	return a, in
+}
+
+func (q *QP) counters() counters {
+	q.s.mu.Lock()
+	c := q.s.count
+	q.s.mu.Unlock()
+	q.r.mu.Lock()
+	c.add(&q.r.count)
+	q.r.mu.Unlock()
+	return c
+}
+
+// AttachMcast joins a group: EINVAL unless UD, past RESET, a multicast GID and
+// LID (ib_attach_mcast, rvt_attach_mcast); ENOMEM over the limits.
+func (q *QP) AttachMcast(gid hca.GID, lid uint16) error {
+	if err := q.checkMcast(gid, lid); err != nil {
+		return fmt.Errorf("attach mcast: %w", err)
+	}
+	q.modMu.Lock()
+	defer q.modMu.Unlock()
+	q.s.mu.Lock()
+	bad := q.s.closed || q.s.attr.State == hca.QPReset
+	q.s.mu.Unlock()
+	if bad {
+		return fmt.Errorf("attach mcast in RESET: %w", einval)
+	}
+	f, a := q.dev.fabric, &q.dev.attr
+	if m := f.Members(gid); len(m) >= int(a.MaxMcastQP) || len(m) == 0 && f.Groups() >= int(a.MaxMcastGrp) {
+		return fmt.Errorf("attach mcast: %w", enomem)
+	}
+	if f.Join(gid, q) {
+		q.s.mcast = append(q.s.mcast, gid)
+	}
+	return nil
+}
+
+// DetachMcast leaves a group: EINVAL if the QP is not in it.
+func (q *QP) DetachMcast(gid hca.GID, lid uint16) error {
+	if err := q.checkMcast(gid, lid); err != nil {
+		return fmt.Errorf("detach mcast: %w", err)
+	}
+	q.modMu.Lock()
+	defer q.modMu.Unlock()
+	if !q.dev.fabric.Leave(gid, q) {
+		return fmt.Errorf("detach mcast %s: not attached: %w", gid, einval)
+	}
+	for i := range q.s.mcast {
+		if q.s.mcast[i] == gid {
+			q.s.mcast = append(q.s.mcast[:i], q.s.mcast[i+1:]...)
+			break
+		}
+	}
+	return nil
+}
+
+func (q *QP) checkMcast(gid hca.GID, lid uint16) error {
+	if q.typ != hca.QPTypeUD || gid[0] != 0xff || lid < loop.MulticastLIDBase || lid == loop.PermissiveLID {
+		return fmt.Errorf("group %s, LID %#x: %w", gid, lid, einval)
+	}
+	return nil
+}
+
+// Close destroys the QP: nothing is completed after it. It waits, within
+// stuckWait, for copies under way.
+func (q *QP) Close() error {
+	q.modMu.Lock()
+	defer q.modMu.Unlock()
+	q.s.mu.Lock()
+	if q.s.closed {
+		q.s.mu.Unlock()
+		return nil
+	}
+	q.s.closed = true
+	q.resetLocked()
+	q.s.mu.Unlock()
+	for _, gid := range q.s.mcast {
+		q.dev.fabric.Leave(gid, q)
+	}
+	q.s.mcast = nil
+	q.settle()
+	q.dev.qps.remove(q)
+	q.guard.close()
+	q.wakeWaiters()
+	c := q.counters()
+	q.dev.mu.Lock()
+	q.dev.gone.add(&c)
+	q.dev.mu.Unlock()
+	q.dev.nQP.Add(-1)
+	return nil
+}
+
+// wakeWaiters lets the senders that wait for a receive here look again: they
+// find that the QP is not ready for them any more.
+//
+// With an SRQ they wait there, among the senders to its other QPs; all of them
+// look again.
+func (q *QP) wakeWaiters() {
+	if q.srq != nil {
+		for n := q.srq.waiters.n.Load(); n > 0; n-- {
+			if o := q.srq.waiters.pop(); o != nil {
+				o.wake()
+			}
+		}
+	}
+	for {
+		o := q.r.waiters.pop()
+		if o == nil {
+			return
+		}
+		o.wake()
+	}
+}
+
+// event queues an asynchronous event for the QP's handler. Under any lock.
+func (q *QP) event(ev hca.EventType) {
+	if q.handler != nil {
+		q.dev.events.add(event{guard: &q.guard, qp: q.handler, ev: ev})
+	}
+}

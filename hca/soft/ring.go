@@ -1,0 +1,164 @@
+package soft
+
+import "github.com/uverbsd/uverbsd/hca"
+
+// recvSlot is a posted receive; its SGEs lie in the ring's sges.
+type recvSlot struct {
+	id    uint64
+	total uint64 // sum of the SGEs' lengths
+	nsge  int
+}
+
+// recvRing is a receive queue's storage. Its owner's lock guards it. It starts
+// small and doubles up to max.
+type recvRing struct {
+	slots       []recvSlot
+	sges        []hca.SGE // stride per slot
+	stride, max int
+	head, count int
+}
+
+func (r *recvRing) init(maxWR, stride int) {
+	r.max, r.stride = maxWR, stride
+	r.resize(min(maxWR, initialRing))
+}
+
+// resize moves what is queued to storage for n entries; n is at least count.
+func (r *recvRing) resize(n int) {
+	slots, sges := make([]recvSlot, n), make([]hca.SGE, n*r.stride)
+	for i := range r.count {
+		j := (r.head + i) % len(r.slots)
+		slots[i] = r.slots[j]
+		copy(sges[i*r.stride:(i+1)*r.stride], r.sges[j*r.stride:])
+	}
+	r.slots, r.sges, r.head = slots, sges, 0
+}
+
+// push queues a receive; false if the ring is full.
+func (r *recvRing) push(w *hca.RecvWR) bool {
+	if r.count == len(r.slots) {
+		if r.count >= r.max {
+			return false
+		}
+		r.resize(min(max(2*r.count, initialRing), r.max))
+	}
+	i := r.head + r.count
+	if i >= len(r.slots) {
+		i -= len(r.slots)
+	}
+	s := &r.slots[i]
+	s.id, s.nsge, s.total = w.ID, len(w.SGE), 0
+	for k := range w.SGE {
+		s.total += uint64(w.SGE[k].Length)
+	}
+	copy(r.sges[i*r.stride:], w.SGE)
+	r.count++
+	return true
+}
+
+// peek is the oldest receive, nil if there is none.
+func (r *recvRing) peek() *recvSlot {
+	if r.count == 0 {
+		return nil
+	}
+	return &r.slots[r.head]
+}
+
+// pop takes the oldest receive and copies its SGEs to dst.
+func (r *recvRing) pop(dst []hca.SGE) recvSlot {
+	s := r.slots[r.head]
+	copy(dst, r.sges[r.head*r.stride:r.head*r.stride+s.nsge])
+	r.head++
+	if r.head == len(r.slots) {
+		r.head = 0
+	}
+	r.count--
+	return s
+}
+
+func (r *recvRing) reset() { r.head, r.count = 0, 0 }
+
+// sendSlot is a posted send; its SGEs and inline bytes lie in the ring's.
+type sendSlot struct {
+	id         uint64
+	op         hca.SendOpcode
+	flags      hca.SendFlags
+	imm        uint32
+	nsge       int
+	ninline    int
+	remoteAddr uint64
+	rkey       uint32
+	compareAdd uint64
+	swap       uint64
+	ah         *AH
+	qpn        uint32
+	qkey       uint32
+}
+
+// sendRing is a send queue's storage; like recvRing.
+type sendRing struct {
+	slots           []sendSlot
+	sges            []hca.SGE
+	inline          []byte
+	stride, istride int
+	max             int
+	head, count     int
+}
+
+func (r *sendRing) init(maxWR, stride, istride int) {
+	r.max, r.stride, r.istride = maxWR, stride, istride
+	r.resize(min(maxWR, initialRing))
+}
+
+func (r *sendRing) resize(n int) {
+	slots, sges, inline := make([]sendSlot, n), make([]hca.SGE, n*r.stride), make([]byte, n*r.istride)
+	for i := range r.count {
+		j := (r.head + i) % len(r.slots)
+		slots[i] = r.slots[j]
+		copy(sges[i*r.stride:(i+1)*r.stride], r.sges[j*r.stride:])
+		copy(inline[i*r.istride:(i+1)*r.istride], r.inline[j*r.istride:])
+	}
+	r.slots, r.sges, r.inline, r.head = slots, sges, inline, 0
+}
+
+// push queues a send that was checked; false if the ring is full.
+func (r *sendRing) push(w *hca.SendWR, ah *AH) bool {
+	if r.count == len(r.slots) {
+		if r.count >= r.max {
+			return false
+		}
+		r.resize(min(max(2*r.count, initialRing), r.max))
+	}
+	i := r.head + r.count
+	if i >= len(r.slots) {
+		i -= len(r.slots)
+	}
+	r.slots[i] = sendSlot{
+		id: w.ID, op: w.Opcode, flags: w.Flags, imm: w.Imm,
+		nsge: len(w.SGE), ninline: len(w.Inline),
+		remoteAddr: w.RemoteAddr, rkey: w.RKey, compareAdd: w.CompareAdd, swap: w.Swap,
+		ah: ah, qpn: w.RemoteQPN, qkey: w.RemoteQKey,
+	}
+	copy(r.sges[i*r.stride:], w.SGE)
+	copy(r.inline[i*r.istride:], w.Inline)
+	r.count++
+	return true
+}
+
+// front is the oldest send with its SGEs and inline bytes; count must not be 0.
+func (r *sendRing) front() (*sendSlot, []hca.SGE, []byte) {
+	s := &r.slots[r.head]
+	return s, r.sges[r.head*r.stride:][:s.nsge], r.inline[r.head*r.istride:][:s.ninline]
+}
+
+// drop removes the oldest send.
+func (r *sendRing) drop() {
+	r.slots[r.head].ah = nil
+	r.head++
+	if r.head == len(r.slots) {
+		r.head = 0
+	}
+	r.count--
+}
+
+func (r *sendRing) reset() { r.head, r.count = 0, 0 }

@@ -1,0 +1,337 @@
+package soft
+
+import (
+	"sync"
+	"time"
+
+	"github.com/uverbsd/uverbsd/hca"
+)
+
+// exec is a runner's private copy of the work request it is at: once it is
+// taken, nothing in the QP's rings is looked at.
+type exec struct {
+	q   *QP
+	era uint32 // q.era when the request was taken
+	sendSlot
+	inl    [maxInline]byte
+	dest   hca.AHAttr
+	qpn    uint32 // connected: destination
+	ownKey uint32 // UD: the sender's own Q_Key
+	src    vec
+	length uint64
+
+	peer  *QP
+	pera  uint32 // peer.era when it was claimed
+	minR  uint8  // peer's min_rnr_timer
+	recv  recvSlot
+	rsge  [maxSGE]hca.SGE
+	dst   vec
+	wc    hca.WC // of the receive
+	done  uint64 // payload bytes this Run has moved
+	small [smallSize]byte
+	notes notes
+	// targets are UD queue pairs that have something in their inq.
+	targets []*QP
+}
+
+var execs = sync.Pool{New: func() any { return new(exec) }}
+
+func getExec() *exec { return execs.Get().(*exec) }
+
+// put gives x back without keeping what it points to alive.
+func (x *exec) put() {
+	x.q, x.peer, x.ah = nil, nil, nil
+	x.src.clear()
+	x.dst.clear()
+	clear(x.targets)
+	x.targets = x.targets[:0]
+	x.done = 0
+	execs.Put(x)
+}
+
+// verdict is how the execution of a request ended.
+type verdict uint8
+
+const (
+	finished  verdict = iota // with a status
+	needRecv                 // the peer has no receive; x is parked with it
+	needPeer                 // the peer is not there, or not ready; parked in the fabric
+	needPlace                // a gate is full or an atomic is under way; parked there
+)
+
+// Run does what is queued on the QP and what its receives allow its peers to
+// do. See hca.QP.
+func (q *QP) Run() {
+	q.kickReceivers()
+	q.runSend()
+	if q.typ == hca.QPTypeUD {
+		q.runInbound()
+	}
+	q.passOn()
+	q.dev.events.drain()
+}
+
+// kickReceivers wakes as many waiting senders as there are receives.
+func (q *QP) kickReceivers() {
+	if q.r.waiters.n.Load() == 0 {
+		return
+	}
+	q.r.mu.Lock()
+	n := q.r.ring.count
+	q.r.mu.Unlock()
+	for ; n > 0; n-- {
+		o := q.r.waiters.pop()
+		if o == nil {
+			return
+		}
+		o.wakeFor(q.pd.ctx)
+	}
+}
+
+// wake lets q's head try again, on a worker.
+func (q *QP) wake() {
+	q.woken.Store(true)
+	q.dev.pool.sched(q)
+}
+
+// Wake is loop.Sleeper's: the peer has come.
+func (q *QP) Wake() { q.wake() }
+
+// wakeFor is wake for a goroutine that belongs to ctx. A QP of the same context
+// runs on it at once; another's could block it in that other's memory.
+func (q *QP) wakeFor(ctx *UContext) {
+	if q.pd.ctx != ctx {
+		q.wake()
+		return
+	}
+	q.woken.Store(true)
+	q.runSend()
+	q.passOn()
+}
+
+// runSend runs the send queue if nobody does.
+func (q *QP) runSend() {
+	var x *exec
+	s := &q.s
+	s.mu.Lock()
+	for n := 0; q.runnableLocked(); n++ {
+		if x == nil {
+			x = getExec()
+		}
+		if n >= runBatchWRs || x.done >= runBatchBytes {
+			q.dev.pool.sched(q)
+			break
+		}
+		x.takeLocked(q)
+		s.mu.Unlock()
+		v, st := x.perform()
+		s.mu.Lock()
+		if s.owner != x { // taken away while the copy was stuck
+			if v == needPeer && !s.absent {
+				q.dev.fabric.Unpark(x.qpn, q)
+			}
+			break
+		}
+		s.owner = nil
+		more := q.settleHeadLocked(x, v, st)
+		if !x.notes.empty() || len(x.targets) > 0 {
+			// The token is free: a callback or a datagram's receiver that blocks
+			// must not stop the queue.
+			if len(x.targets) > 0 && more && s.ring.count > 0 {
+				q.dev.pool.sched(q)
+			}
+			s.mu.Unlock()
+			x.notes.flush()
+			x.deliverTargets()
+			s.mu.Lock()
+		}
+		if !more {
+			break
+		}
+	}
+	s.mu.Unlock()
+	if x != nil {
+		x.notes.flush()
+		x.put()
+	}
+}
+
+// runnableLocked: is there a head to work on, and nobody at it?
+func (q *QP) runnableLocked() bool {
+	s := &q.s
+	if s.owner != nil || s.ring.count == 0 || s.closed {
+		return false
+	}
+	if s.parked {
+		if !q.woken.Swap(false) {
+			return false
+		}
+		s.parked = false
+		q.unparkLocked()
+	}
+	return s.attr.State == hca.QPRTS || s.attr.State == hca.QPSQD && s.started
+}
+
+// unparkLocked takes the QP out of the fabric's list of those who wait for a peer.
+func (q *QP) unparkLocked() {
+	if q.s.absent {
+		q.s.absent = false
+		q.dev.fabric.Unpark(q.s.attr.DestQPN, q)
+	}
+}
+
+// takeLocked takes the token and copies the head.
+func (x *exec) takeLocked(q *QP) {
+	s := &q.s
+	s.owner, s.started = x, true
+	q.woken.Store(false)
+	w, sges, inline := s.ring.front()
+	x.q, x.era, x.peer = q, q.era.Load(), nil
+	x.sendSlot = *w
+	x.src.sges = append(x.src.sges[:0], sges...)
+	copy(x.inl[:], inline)
+	x.dest, x.qpn, x.ownKey = s.attr.AH, s.attr.DestQPN, s.attr.QKey
+	if w.ah != nil {
+		x.dest, x.qpn = w.ah.attr, w.qpn
+	}
+}
+
+// settleHeadLocked does to the head what the verdict says; false when there is
+// nothing more to do now.
+func (q *QP) settleHeadLocked(x *exec, v verdict, st hca.WCStatus) bool {
+	s := &q.s
+	if v == needPeer {
+		s.absent = true
+	}
+	switch state := s.attr.State; {
+	case s.closed || state == hca.QPReset:
+		q.unlink()
+		q.unparkLocked()
+		return false
+	case state == hca.QPErr:
+		q.unlink()
+		q.unparkLocked()
+		if v == finished {
+			q.completeLocked(x, st)
+		}
+		q.flushSQLocked(&x.notes)
+		return false
+	}
+	if v != finished {
+		st = q.parkLocked(x, v)
+		if st == hca.WCSuccess {
+			return false
+		}
+	}
+	s.wait, s.rnrLeft = waitNone, s.attr.RNRRetry
+	ok := q.completeLocked(x, st)
+	switch {
+	case !ok:
+		q.event(hca.EventQPFatal)
+		q.errLocked(&x.notes)
+		return false
+	case st != hca.WCSuccess && q.typ == hca.QPTypeRC:
+		q.errLocked(&x.notes)
+		return false
+	case st != hca.WCSuccess:
+		q.sqeLocked(&x.notes)
+		return false
+	}
+	q.drainedLocked()
+	return true
+}
+
+// completeLocked takes the head out and makes its completion, if it has one;
+// false if the CQ is overrun.
+func (q *QP) completeLocked(x *exec, st hca.WCStatus) bool {
+	s := &q.s
+	s.ring.drop()
+	s.started = false
+	if st == hca.WCSuccess {
+		s.count.txBytes += x.length
+		s.count.txPkts += packets(x.length)
+		if !q.sigAll && x.flags&hca.SendSignaled == 0 {
+			return true
+		}
+	}
+	return q.pushSend(x.id, x.op, st, uint32(x.length), &x.notes)
+}
+
+// parkLocked leaves the head for later. It returns the status to complete it
+// with when its time or its retries are over, else WCSuccess.
+func (q *QP) parkLocked(x *exec, v verdict) hca.WCStatus {
+	s := &q.s
+	switch v {
+	case needRecv:
+		if s.attr.RNRRetry == 7 { // for ever
+			s.wait = waitRNR
+			break
+		}
+		now := time.Now()
+		if s.wait != waitRNR || !now.Before(s.waitUntil) {
+			if s.rnrLeft == 0 {
+				q.unlink()
+				return hca.WCRNRRetryExcErr
+			}
+			s.rnrLeft--
+			s.wait, s.waitUntil = waitRNR, now.Add(rnrTime(x.minR))
+		}
+		q.armLocked(s.waitUntil.Sub(now))
+	case needPeer:
+		if s.attr.Timeout == 0 { // for ever
+			s.wait = waitPeer
+			break
+		}
+		now := time.Now()
+		if s.wait != waitPeer {
+			s.wait, s.waitUntil = waitPeer, now.Add(transportTime(s.attr.Timeout, s.attr.RetryCnt))
+		}
+		if !now.Before(s.waitUntil) {
+			q.unparkLocked()
+			return hca.WCRetryExcErr
+		}
+		q.armLocked(s.waitUntil.Sub(now))
+	}
+	s.parked = true
+	if q.woken.Load() {
+		// Woken between the look and here: there is a Run on its way, or it has
+		// found the token taken and gone.
+		q.dev.pool.sched(q)
+	}
+	return hca.WCSuccess
+}
+
+func (q *QP) armLocked(d time.Duration) {
+	if q.s.timer == nil {
+		q.s.timer = time.AfterFunc(d, q.onTimer)
+		return
+	}
+	q.s.timer.Reset(d)
+}
+
+// onTimer wakes the head when its wait is over. A timer that was set anew
+// meanwhile comes again.
+func (q *QP) onTimer() {
+	q.s.mu.Lock()
+	due := q.s.parked && !q.s.closed && !time.Now().Before(q.s.waitUntil)
+	q.s.mu.Unlock()
+	if due {
+		q.wake()
+	}
+}
+
+// rnrTimes are the RNR NAK timer values (IBTA 1.4 table 45) in units of 10 µs.
+var rnrTimes = [32]uint32{
+	65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
+	256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+}
+
+func rnrTime(code uint8) time.Duration {
+	return time.Duration(rnrTimes[code&31]) * 10 * time.Microsecond
+}
+
+// transportTime is how long a peer may stay silent: the first try and
+// retryCnt more, each 4.096 µs · 2^timeout (IBTA 1.4 §9.7.6.1.3).
+func transportTime(timeout, retryCnt uint8) time.Duration {
+	return time.Duration(retryCnt+1) * (4096 * time.Nanosecond << (timeout & 31))
+}

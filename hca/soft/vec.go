@@ -1,0 +1,152 @@
+package soft
+
+import (
+	"sync"
+
+	"github.com/uverbsd/uverbsd/hca"
+)
+
+// seg is a checked piece of a region: the client's address and a length.
+type seg struct {
+	mr   *MR
+	addr uint64
+	n    uint64
+}
+
+// vec is a scatter/gather list, checked, with a cursor.
+type vec struct {
+	sges []hca.SGE // as posted
+	segs []seg     // empty pieces left out
+	n    uint64    // bytes in all
+	i    int       // cursor: segs[i] at off
+	off  uint64
+}
+
+func (v *vec) clear() {
+	clear(v.segs[:cap(v.segs)])
+	v.sges, v.segs, v.n, v.i, v.off = v.sges[:0], v.segs[:0], 0, 0, 0
+}
+
+// resolve checks the SGEs against the regions of a PD; false if one is bad. An
+// SGE of length 0 is not looked at (rvt_post_one_wr).
+func (v *vec) resolve(pd *PD, need hca.Access) bool {
+	v.segs, v.n, v.i, v.off = v.segs[:0], 0, 0, 0
+	for i := range v.sges {
+		g := &v.sges[i]
+		if g.Length == 0 {
+			continue
+		}
+		m := pd.ctx.dev.mrs.lookup(g.LKey)
+		if m == nil || m.pd != pd || m.access&need != need {
+			return false
+		}
+		addr, ok := m.at(g.Addr, uint64(g.Length))
+		if !ok {
+			return false
+		}
+		v.segs = append(v.segs, seg{mr: m, addr: addr, n: uint64(g.Length)})
+		v.n += uint64(g.Length)
+	}
+	return true
+}
+
+// one makes a list of a single remote range; false if the key does not allow it.
+func (v *vec) one(pd *PD, rkey uint32, addr, n uint64, need hca.Access) bool {
+	v.segs, v.n, v.i, v.off = v.segs[:0], n, 0, 0
+	m := pd.ctx.dev.mrs.lookup(rkey)
+	if m == nil || m.pd != pd || m.access&need != need {
+		return false
+	}
+	at, ok := m.at(addr, n)
+	if !ok {
+		return false
+	}
+	v.segs = append(v.segs, seg{mr: m, addr: at, n: n})
+	return true
+}
+
+// skip moves the cursor n bytes on.
+func (v *vec) skip(n uint64) {
+	for n > 0 && v.i < len(v.segs) {
+		k := min(n, v.segs[v.i].n-v.off)
+		v.off += k
+		n -= k
+		if v.off == v.segs[v.i].n {
+			v.i, v.off = v.i+1, 0
+		}
+	}
+}
+
+// read fills p from the cursor on; there are at least len(p) bytes left.
+func (v *vec) read(p []byte) error {
+	for len(p) > 0 {
+		s := &v.segs[v.i]
+		k := min(uint64(len(p)), s.n-v.off)
+		if err := s.mr.read(p[:k], s.addr+v.off); err != nil {
+			return err
+		}
+		p = p[k:]
+		v.skip(k)
+	}
+	return nil
+}
+
+// write stores p from the cursor on; there is room for it.
+func (v *vec) write(p []byte) error {
+	for len(p) > 0 {
+		s := &v.segs[v.i]
+		k := min(uint64(len(p)), s.n-v.off)
+		if err := s.mr.write(p[:k], s.addr+v.off); err != nil {
+			return err
+		}
+		p = p[k:]
+		v.skip(k)
+	}
+	return nil
+}
+
+// chunks are the buffers that large messages go through.
+var chunks = sync.Pool{New: func() any { return new([chunkSize]byte) }}
+
+// moved is how a copy ended.
+type moved uint8
+
+const (
+	movedAll moved = iota
+	badSrc         // the source could not be read
+	badDst         // the destination could not be written
+	stopped        // one of the QPs went to RESET or ERR, or was closed
+)
+
+// copy moves n bytes from one list's cursor to the other's, a chunk at a time,
+// and looks between chunks whether it should stop. No lock is held.
+func (x *exec) copy(dst, src *vec, n uint64) moved {
+	buf := x.small[:]
+	if n > smallSize {
+		c := chunks.Get().(*[chunkSize]byte)
+		defer chunks.Put(c)
+		buf = c[:]
+	}
+	for n > 0 {
+		if x.stale() {
+			return stopped
+		}
+		k := min(n, uint64(len(buf)))
+		if src.read(buf[:k]) != nil {
+			return badSrc
+		}
+		if x.stale() {
+			return stopped
+		}
+		if dst.write(buf[:k]) != nil {
+			return badDst
+		}
+		n -= k
+	}
+	return movedAll
+}
+
+// stale: has the requester or the responder left the era in which x began?
+func (x *exec) stale() bool {
+	return x.q.era.Load() != x.era || x.peer != nil && x.peer.era.Load() != x.pera
+}
