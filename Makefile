@@ -1,0 +1,65 @@
+# What each target is for stands in README.md. Needs Go and, for guests, the
+# packages of integration/apt-packages, which `make deps` installs.
+
+GUEST    ?= trixie
+SCRIPT   ?= integration/scripts/demo.sh
+PACKAGES ?=
+DAEMON   ?= yes
+GUESTFLAGS ?=
+
+BIN := build/uverbsd
+VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+
+.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench lint clean FORCE
+
+all: build
+
+# Static: the guest, and any host, needs nothing but the kernel.
+build:
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(BIN) ./cmd/uverbsd
+
+deps:
+	@missing=$$(for p in $$(cat integration/apt-packages); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'install ok installed' || echo $$p; done); \
+	if [ -n "$$missing" ]; then echo "installing: $$missing"; apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; fi
+
+# The part without guests.
+check:
+	@bad=$$(gofmt -l $$(git ls-files '*.go' 2>/dev/null || find . -name '*.go')); if [ -n "$$bad" ]; then echo "gofmt would change:"; echo "$$bad"; exit 1; fi
+	go vet ./...
+	go vet -tags guest ./integration/...
+	go test -race ./...
+
+test: deps check guest-test
+
+# Behaviour, in both releases. A guest that does not boot is a failure. -p 1: one
+# guest at a time is enough for two cores; images first, so that go test's own
+# limit is for the tests.
+guest-test: deps build build/guest-run
+	build/guest-run -guest bookworm -prepare
+	build/guest-run -guest trixie -prepare
+	go test -tags guest -count=1 -p 1 -timeout 35m ./integration/...
+
+# Not `go run`: that turns every status into 1 and keeps SIGTERM to itself.
+build/guest-run: FORCE
+	@go build -o $@ ./integration/cmd/guest
+
+guest: deps build build/guest-run
+	@build/guest-run -guest $(GUEST) -script $(SCRIPT) -packages "$(PACKAGES)" -daemon=$(DAEMON) $(GUESTFLAGS)
+
+demo: deps build build/guest-run
+	@build/guest-run -guest $(GUEST) -script integration/scripts/demo.sh
+
+bench-roundtrip: deps build build/guest-run
+	CGO_ENABLED=0 go build -trimpath -o build/roundtrip ./integration/roundtrip
+	@build/guest-run -guest $(GUEST) -script integration/scripts/roundtrip.sh -file build/roundtrip:/opt/roundtrip
+
+bench:
+	go test -run '^$$' -bench . -benchmem ./...
+
+lint:
+	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2 run ./...
+
+clean:
+	rm -rf build
+
+FORCE:

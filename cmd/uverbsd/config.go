@@ -1,0 +1,131 @@
+package main
+
+import (
+	"fmt"
+	"os"
+
+	"github.com/BurntSushi/toml"
+	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
+
+	"github.com/uverbsd/uverbsd/hca"
+)
+
+// config is the file that --config names. A daemon without one runs on
+// defaultConfig.
+type config struct {
+	Log    logConfig      `toml:"log"`
+	Device []deviceConfig `toml:"device"`
+	// Socket is where `uverbsd status` asks; mode 0666, it only tells.
+	Socket string `toml:"socket"`
+}
+
+type logConfig struct {
+	Format string `toml:"format"` // console or json
+	Level  string `toml:"level"`  // debug, info, warn, error
+}
+
+// deviceConfig is one HCA on the in-process fabric.
+type deviceConfig struct {
+	Name string `toml:"name"` // ibdev name
+	GUID string `toml:"guid"` // node GUID, xxxx:xxxx:xxxx:xxxx
+	Mode uint32 `toml:"mode"` // of the node; 0666 as the kernel's, 0660 for a closed site
+}
+
+const (
+	defaultSocket = "/run/uverbsd/status.sock"
+	// defaultMode is what ib_uverbs gives its nodes (uverbs_devnode): verbs are
+	// made to be safe for unprivileged use.
+	defaultMode = 0o666
+)
+
+// defaultGUID is PathScale's OUI and a number of ours, as qib's cards had.
+var defaultGUID = "0011:7500:0000:0001"
+
+func defaultConfig() config {
+	return config{
+		Log:    logConfig{Format: "console", Level: "info"},
+		Socket: defaultSocket,
+		Device: []deviceConfig{{Name: "qib0", GUID: defaultGUID, Mode: defaultMode}},
+	}
+}
+
+// loadConfig reads path over the defaults; "" is the defaults alone. Unknown
+// keys are errors: a typing mistake must not pass for a setting.
+func loadConfig(path string) (config, error) {
+	c := defaultConfig()
+	if path == "" {
+		return c, nil
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return c, fmt.Errorf("read the configuration: %w", err)
+	}
+	devices := c.Device
+	c.Device = nil
+	meta, err := toml.Decode(string(text), &c)
+	if err != nil {
+		return c, fmt.Errorf("configuration %s: %w", path, err)
+	}
+	if unknown := meta.Undecoded(); len(unknown) > 0 {
+		return c, fmt.Errorf("configuration %s: unknown key %q", path, unknown[0])
+	}
+	if len(c.Device) == 0 {
+		c.Device = devices
+	}
+	for i := range c.Device {
+		d := &c.Device[i]
+		if d.Name == "" {
+			d.Name = fmt.Sprintf("qib%d", i)
+		}
+		if d.GUID == "" {
+			d.GUID = fmt.Sprintf("0011:7500:0000:%04x", i+1)
+		}
+		if d.Mode == 0 {
+			d.Mode = defaultMode
+		}
+		if _, err := parseGUID(d.GUID); err != nil {
+			return c, fmt.Errorf("configuration %s: device %s: %w", path, d.Name, err)
+		}
+	}
+	return c, nil
+}
+
+// parseGUID reads the sysfs form of a GUID.
+func parseGUID(s string) (hca.GUID, error) {
+	var w [4]uint16
+	var g hca.GUID
+	if n, err := fmt.Sscanf(s, "%4x:%4x:%4x:%4x", &w[0], &w[1], &w[2], &w[3]); err != nil || n != 4 {
+		return g, fmt.Errorf("guid %q is not of the form 0011:7500:0000:0001", s)
+	}
+	for i, x := range w {
+		g[2*i], g[2*i+1] = byte(x>>8), byte(x)
+	}
+	if g.String() != s {
+		return g, fmt.Errorf("guid %q is not of the form 0011:7500:0000:0001", s)
+	}
+	return g, nil
+}
+
+func newLogger(c logConfig) (*zap.Logger, error) {
+	level, err := zapcore.ParseLevel(c.Level)
+	if err != nil {
+		return nil, fmt.Errorf("log level: %w", err)
+	}
+	var z zap.Config
+	switch c.Format {
+	case "json":
+		z = zap.NewProductionConfig()
+	case "console":
+		z = zap.NewDevelopmentConfig()
+		z.Development = false
+		z.DisableCaller = true
+		z.DisableStacktrace = true
+		z.EncoderConfig.EncodeTime = zapcore.ISO8601TimeEncoder
+	default:
+		return nil, fmt.Errorf("log format %q: say console or json", c.Format)
+	}
+	z.Level = zap.NewAtomicLevelAt(level)
+	z.OutputPaths, z.ErrorOutputPaths = []string{"stderr"}, []string{"stderr"}
+	return z.Build()
+}

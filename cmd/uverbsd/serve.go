@@ -1,0 +1,257 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
+
+	"github.com/uverbsd/uverbsd/cuse"
+	"github.com/uverbsd/uverbsd/dispatch"
+	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/hca/loop"
+	"github.com/uverbsd/uverbsd/hca/provider/qib"
+	"github.com/uverbsd/uverbsd/hca/soft"
+	"github.com/uverbsd/uverbsd/pin"
+	"github.com/uverbsd/uverbsd/udev/modprobe"
+	"github.com/uverbsd/uverbsd/udev/sysfs"
+)
+
+const (
+	cusePath = "/dev/cuse"
+	devDir   = "/dev/infiniband"
+	// keeperArg is the hidden command that the keeper runs as.
+	keeperArg = "keeper"
+)
+
+func serveCmd() *cobra.Command {
+	var path string
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "serve the configured devices until SIGTERM",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			c, err := loadConfig(path)
+			if err != nil {
+				return err
+			}
+			log, err := newLogger(c.Log)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = log.Sync() }()
+			return serve(c, log)
+		},
+	}
+	cmd.Flags().StringVar(&path, "config", "", "TOML configuration file (without one: qib0 on the in-process fabric)")
+	return cmd
+}
+
+// daemon is what serve has brought up, in order; undo takes it down in reverse.
+type daemon struct {
+	log     *zap.Logger
+	reg     hca.Registry
+	pins    pin.Accountant
+	served  []*servedDevice
+	undo    []func() error
+	stopped bool
+}
+
+// servedDevice is one node with all that stands behind it.
+type servedDevice struct {
+	entry   *hca.Entry
+	hca     *soft.Device
+	dev     *dispatch.Device
+	session *cuse.Session
+	done    chan error // Serve's result
+}
+
+func serve(c config, log *zap.Logger) (err error) {
+	if os.Geteuid() != 0 {
+		return errors.New("must run as root (it opens /dev/cuse and reaches its clients' memory): use sudo or the systemd unit")
+	}
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, unix.SIGTERM, unix.SIGINT)
+	defer signal.Stop(stop)
+
+	d := &daemon{log: log}
+	defer func() {
+		if e := d.stop(); err == nil {
+			err = e
+		}
+	}()
+	if err := d.prepareHost(); err != nil {
+		return err
+	}
+	failed := make(chan error, len(c.Device))
+	fabric := loop.New()
+	for i, dc := range c.Device {
+		if err := d.addDevice(fabric, i, dc, failed); err != nil {
+			return fmt.Errorf("device %s: %w", dc.Name, err)
+		}
+	}
+	tree, err := sysfs.Mount(&d.reg, sysfs.Options{Log: log})
+	if err != nil {
+		return err
+	}
+	d.onStop(tree.Close)
+	if err := d.serveStatus(c.Socket); err != nil {
+		return err
+	}
+	log.Info("ready", zap.Int("devices", len(d.served)))
+	select {
+	case s := <-stop:
+		log.Info("stopping", zap.Stringer("signal", s))
+		return nil
+	case err := <-failed:
+		return err
+	}
+}
+
+func (d *daemon) onStop(f func() error) { d.undo = append(d.undo, f) }
+
+// stop undoes everything, newest first, once.
+func (d *daemon) stop() error {
+	var errs []error
+	for i := len(d.undo) - 1; i >= 0; i-- {
+		if err := d.undo[i](); err != nil {
+			d.log.Error("stop", zap.Error(err))
+			errs = append(errs, err)
+		}
+	}
+	d.undo = nil
+	return errors.Join(errs...)
+}
+
+// prepareHost cleans up after a killed daemon and keeps ib_core out.
+func (d *daemon) prepareHost() error {
+	var guard modprobe.Guard
+	if err := sysfs.Clean(sysfs.Options{Log: d.log}); err != nil {
+		return err
+	}
+	if err := guard.Check(); err != nil {
+		return err
+	}
+	keeper, err := sysfs.StartKeeper(keeperArg)
+	if err != nil {
+		return err
+	}
+	d.onStop(keeper.Stop)
+	if err := guard.Install(); err != nil {
+		return err
+	}
+	d.onStop(guard.Remove)
+	// Until the guard stood, the module could still have come.
+	return guard.Check()
+}
+
+// addDevice brings one device up: engine, session, node, registry.
+func (d *daemon) addDevice(fabric *loop.Fabric, index int, c deviceConfig, failed chan<- error) error {
+	guid, err := parseGUID(c.GUID)
+	if err != nil {
+		return err
+	}
+	var provider qib.Provider
+	pci := provider.PCI()
+	engine, err := soft.New(fabric, soft.Config{
+		GUID: guid, NodeDesc: "uverbsd " + c.Name, BoardID: provider.HCAType(),
+		VendorID: uint32(pci.Vendor), VendorPartID: uint32(pci.Device),
+	})
+	if err != nil {
+		return err
+	}
+	d.onStop(engine.Close)
+
+	fd, err := cuse.Open(cusePath)
+	if err != nil {
+		return err
+	}
+	s := &servedDevice{hca: engine, done: make(chan error, 1)}
+	s.entry = &hca.Entry{Name: c.Name, Index: index, Device: engine, Provider: &provider}
+	log := d.log.With(zap.String("device", c.Name))
+	s.dev = dispatch.NewDevice(dispatch.Config{
+		HCA: engine, System: system{}, Pins: &d.pins, Log: log,
+		Notify: func(kh uint64) { _ = s.session.Notify(kh) },
+	})
+	s.session = cuse.New(fd, &node{s.dev}, cuse.Config{Name: "infiniband/" + s.entry.UverbsName(), Log: log})
+	if err := s.session.Handshake(); err != nil {
+		_ = s.session.Close()
+		return err
+	}
+	go func() {
+		err := s.session.Serve()
+		if err != nil {
+			failed <- fmt.Errorf("device %s: %w", c.Name, err)
+		}
+		s.done <- err
+	}()
+	d.onStop(func() error {
+		s.dev.Stop()
+		err := s.session.Close()
+		<-s.done
+		return err
+	})
+	if s.entry.Node, err = setupNode(filepath.Join(devDir, s.entry.UverbsName()), os.FileMode(c.Mode)); err != nil {
+		return err
+	}
+	if err := d.reg.Register(s.entry); err != nil {
+		return err
+	}
+	d.onStop(func() error { return d.reg.Unregister(c.Name) })
+	d.served = append(d.served, s)
+	return nil
+}
+
+// setupNode finds the node that devtmpfs has made for the session and gives it
+// its mode; it returns its device number.
+func setupNode(path string, mode os.FileMode) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(path, &st); err != nil {
+		return 0, fmt.Errorf("%s did not appear (is devtmpfs on /dev?): %w", path, err)
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return 0, fmt.Errorf("%s is not a character device: remove it and start again", path)
+	}
+	if err := os.Chmod(path, mode); err != nil {
+		return 0, fmt.Errorf("set the mode of %s: %w", path, err)
+	}
+	return st.Rdev, nil
+}
+
+func cleanCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "clean",
+		Short: "remove what a killed daemon left on the host",
+		Args:  cobra.NoArgs,
+		RunE:  func(*cobra.Command, []string) error { return clean() },
+	}
+}
+
+// clean is idempotent and refuses while a daemon serves.
+func clean() error {
+	if err := sysfs.Clean(sysfs.Options{}); err != nil {
+		return err
+	}
+	if err := os.Remove(defaultSocket); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return modprobe.Guard{}.Remove()
+}
+
+// keeperCmd is what a daemon starts to be cleaned up after if it is killed.
+func keeperCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:    keeperArg,
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(*cobra.Command, []string) error { return sysfs.KeeperMain(os.Stdin, clean) },
+	}
+}
+
+var _ = syscall.SIGTERM

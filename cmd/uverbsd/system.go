@@ -1,0 +1,73 @@
+package main
+
+import (
+	"golang.org/x/sys/unix"
+
+	"github.com/uverbsd/uverbsd/cuse/caller"
+	"github.com/uverbsd/uverbsd/dispatch"
+)
+
+// system is cuse/caller as a dispatch.System.
+type system struct{}
+
+func (system) OpenProcess(tid int) (dispatch.Process, error) {
+	p, err := caller.OpenProcess(tid)
+	if err != nil {
+		return nil, err
+	}
+	return process{p}, nil
+}
+
+func (system) Credentials(p dispatch.Process, tid int, uid, gid uint32) (dispatch.Credentials, error) {
+	c, err := caller.ReadCreds(p.PID(), tid, uid, gid)
+	if err != nil {
+		return nil, err
+	}
+	return &c, nil
+}
+
+func (system) Read(tid int, b []byte, addr uint64) error  { return caller.Thread(tid).Read(b, addr) }
+func (system) Write(tid int, b []byte, addr uint64) error { return caller.Thread(tid).Write(b, addr) }
+
+func (system) Install(tid int, answer func(), done func(dispatch.Standing, error) unix.Errno) error {
+	r, err := caller.Seize(tid)
+	if err != nil {
+		return err
+	}
+	called := false
+	err = r.Run(answer, func(s *caller.Stopped) error {
+		fd, err := s.OpenAgain(unix.O_RDWR)
+		called = true
+		errno := done(standing{s, fd}, err)
+		if errno == 0 {
+			return nil
+		}
+		if e := s.Fail(errno); e != nil {
+			return e
+		}
+		if err == nil {
+			return s.Close(fd)
+		}
+		return nil
+	})
+	if !called {
+		if err == nil {
+			err = unix.EIO
+		}
+		done(standing{}, err)
+	}
+	return nil
+}
+
+type standing struct {
+	s  *caller.Stopped
+	fd int
+}
+
+func (s standing) FD() int                           { return s.fd }
+func (s standing) Write(b []byte, addr uint64) error { return s.s.WriteMem(addr, b) }
+
+// process gives caller.Process the shape that dispatch asks for.
+type process struct{ *caller.Process }
+
+func (p process) Get() { p.Process.Get() }

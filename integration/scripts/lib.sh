@@ -1,0 +1,47 @@
+# Functions for steps that run in a guest. Source it.
+
+# listens PORT: something listens there.
+listens() { grep -qE ":$(printf '%04X' "$1") 0+:0000 0A" /proc/net/tcp /proc/net/tcp6; }
+
+# listening PORT: wait until something does.
+listening() { eventually listens "$1"; }
+
+# pair PORT PROGRAM ARGS...: run PROGRAM as server and as client, on PORT. Fails
+# unless both succeed; prints both outputs.
+pair() {
+	local port=$1 dir status=0
+	shift
+	dir=$(mktemp -d)
+	"$@" -p "$port" > "$dir/server" 2>&1 &
+	local server=$!
+	listening "$port" || status=1
+	"$@" -p "$port" 127.0.0.1 > "$dir/client" 2>&1 || status=1
+	# A client that failed may leave its server waiting for it.
+	[ $status = 0 ] || kill "$server" 2> /dev/null || true
+	wait "$server" || status=1
+	sed 's/^/server: /' "$dir/server"
+	sed 's/^/client: /' "$dir/client"
+	rm -r "$dir"
+	return $status
+}
+
+# pingpong PORT PROGRAM ARGS...: pair, and both ends print their rate.
+pingpong() {
+	local out
+	out=$(pair "$@") || { echo "$out"; return 1; }
+	echo "$out" | grep 'usec/iter'
+	[ "$(echo "$out" | grep -c 'usec/iter')" = 2 ]
+}
+
+# contexts: how many contexts the daemon says are open.
+contexts() { "$UVERBSD" status --json | grep -o '"pid":[0-9]*' | wc -l; }
+
+# eventually COMMAND...: until it succeeds, at most 20 s.
+eventually() {
+	for _ in $(seq 400); do
+		"$@" && return 0
+		sleep 0.05
+	done
+	echo "never true: $*" >&2
+	return 1
+}
