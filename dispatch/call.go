@@ -32,7 +32,6 @@ type call struct {
 	size int // bytes the client wrote
 
 	hdr  abi.CmdHdr
-	ex   abi.ExCmdHdr
 	row  *row
 	core []byte // request without headers and udata
 	udin []byte // the provider's part

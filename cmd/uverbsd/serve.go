@@ -6,7 +6,6 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"syscall"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
@@ -55,12 +54,11 @@ func serveCmd() *cobra.Command {
 
 // daemon is what serve has brought up, in order; undo takes it down in reverse.
 type daemon struct {
-	log     *zap.Logger
-	reg     hca.Registry
-	pins    pin.Accountant
-	served  []*servedDevice
-	undo    []func() error
-	stopped bool
+	log    *zap.Logger
+	reg    hca.Registry
+	pins   pin.Accountant
+	served []*servedDevice
+	undo   []func() error
 }
 
 // servedDevice is one node with all that stands behind it.
@@ -253,5 +251,3 @@ func keeperCmd() *cobra.Command {
 		RunE:   func(*cobra.Command, []string) error { return sysfs.KeeperMain(os.Stdin, clean) },
 	}
 }
-
-var _ = syscall.SIGTERM

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestLoadConfig(t *testing.T) {
+	for _, c := range []struct{ name, text, fails string }{
+		{"empty", "", ""},
+		{"all", "socket = \"/run/s\"\n[log]\nformat = \"json\"\nlevel = \"debug\"\n[[device]]\nname = \"qib7\"\nguid = \"0011:7500:0000:00ff\"\nmode = 0o660\n", ""},
+		{"unknown key", "sokket = 1\n", "sokket"},
+		{"unknown key in a device", "[[device]]\nnmae = \"x\"\n", "nmae"},
+		{"bad guid", "[[device]]\nguid = \"11:22\"\n", "guid"},
+		{"not TOML", "= =", "configuration"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "c.toml")
+			if err := os.WriteFile(path, []byte(c.text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			got, err := loadConfig(path)
+			if c.fails != "" {
+				if err == nil || !strings.Contains(err.Error(), c.fails) || strings.Contains(err.Error(), "\n") {
+					t.Fatalf("error %v, want one line with %q", err, c.fails)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(got.Device) != 1 || got.Device[0].Mode == 0 || got.Device[0].GUID == "" {
+				t.Fatalf("%+v", got)
+			}
+			if _, err := newLogger(got.Log); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	if _, err := loadConfig("/nonexistent"); err == nil {
+		t.Fatal("a missing file passes")
+	}
+}
+
+func TestGUID(t *testing.T) {
+	g, err := parseGUID(defaultGUID)
+	if err != nil || g.String() != defaultGUID {
+		t.Fatalf("%v, %v", g, err)
+	}
+	for _, s := range []string{"", "1:2:3:4", "0011:7500:0000", "0011:7500:0000:0001x", "zzzz:0000:0000:0000"} {
+		if _, err := parseGUID(s); err == nil {
+			t.Errorf("%q passes", s)
+		}
+	}
+}
