@@ -23,15 +23,16 @@ const (
 
 	// defaultReaders bounds the threads of a session, stuck ones included: far
 	// from the Go runtime's abort at 10,000, enough for several stuck users.
-	defaultReaders = 128
+	defaultReaders = 256
 	minReaders     = 4 // below it no user could be kept apart from the next
 
 	// fileRunningMax is how many handlers one file can have running. A client
 	// that blocks more than this holds up its own file.
 	fileRunningMax = 8
 
-	// userRunningShare: one user's handlers may take this share of Readers.
-	userRunningShare = 2
+	// userRunningShare: one user's handlers may take this share of Readers, so
+	// that as many users have to block theirs on purpose to hold up others.
+	userRunningShare = 8
 
 	// parkedBytesMax bounds the copies kept for one user: parked requests and
 	// pieces of long commands. 2,000 threads with a 4 KiB command each are 8 MiB.
@@ -103,3 +104,5 @@ func (c *Config) normal() error {
 	}
 	return nil
 }
+
+func (c *Config) userRunningMax() int { return max(1, c.Readers/userRunningShare) }

@@ -185,7 +185,7 @@ func (s *Session) admit(w *worker, h *abi.FuseInHeader, fh uint64, head Request,
 }
 
 func (s *Session) mayRunLocked(f *file) bool {
-	return f.running < fileRunningMax && f.user.running < s.cfg.Readers/userRunningShare
+	return f.running < fileRunningMax && f.user.running < s.cfg.userRunningMax()
 }
 
 func (s *Session) startLocked(f *file) {
@@ -236,7 +236,7 @@ func (s *Session) finishLocked(st *request) {
 	st.w = nil
 	s.dropLocked(st)
 	s.pumpLocked(f)
-	for len(u.waiting) > 0 && u.running < s.cfg.Readers/userRunningShare {
+	for len(u.waiting) > 0 && u.running < s.cfg.userRunningMax() {
 		g := u.waiting[0]
 		u.waiting = u.waiting[1:]
 		g.waiting = false

@@ -77,7 +77,11 @@ func (r Request) claim(how uint64) bool {
 	return r.st != nil && r.st.word.CompareAndSwap(r.gen<<2|wordOpen, r.gen<<2|how)
 }
 
-// open says whether r still lacks its reply.
+// Pending says whether r still lacks its reply. It does not once the session has
+// answered for a handler whose client was killed (Config.Killed): the thread may
+// be gone then and its id another's, so its memory must not be reached for.
+func (r Request) Pending() bool { return r.open() }
+
 func (r Request) open() bool { return r.st != nil && r.st.word.Load() == r.gen<<2|wordOpen }
 
 // begin claims r for a handler's reply, and drops a second one.

@@ -158,34 +158,35 @@ func zeros(b []byte) error {
 
 // respond writes the core response, cut or filled with zeros to what the
 // client asked for (uverbs_response). The tail beyond is the client's own.
-func (c *call) respond(resp []byte) error {
-	n := min(len(resp), c.respLen)
-	sys := c.f.dev.cfg.System
-	if sys.Write(c.tid, resp[:n], c.respAddr) != nil {
-		return unix.EFAULT
-	}
-	if n == c.respLen {
-		return nil
-	}
-	return c.respondWith(func(b []byte, addr uint64) error { return sys.Write(c.tid, b, addr) }, resp)
-}
+func (c *call) respond(resp []byte) error { return c.respondWith(c.write, resp) }
 
 // writer puts bytes into the calling thread's memory.
 type writer func(b []byte, addr uint64) error
 
-// respondWith is respond through another way to the client's memory.
+// respondWith is respond through another way to the client's memory. One write,
+// even where zeros follow: a client that is killed while its memory holds up the
+// first must not be reached for again.
 func (c *call) respondWith(write writer, resp []byte) error {
-	n := min(len(resp), c.respLen)
-	if write(resp[:n], c.respAddr) != nil {
+	if c.respLen > len(resp) {
+		resp = append(make([]byte, 0, c.respLen), resp...)[:c.respLen]
+	}
+	return write(resp[:c.respLen], c.respAddr)
+}
+
+// write and read reach the calling thread's memory while it still waits for its
+// answer, and say EFAULT otherwise. Between this look and the access the thread
+// could only go if it was killed long before (cuse tickKill) and its id came
+// round within microseconds.
+func (c *call) write(b []byte, addr uint64) error {
+	if !c.r.Pending() || c.f.dev.cfg.System.Write(c.tid, b, addr) != nil {
 		return unix.EFAULT
 	}
-	var zero [64]byte
-	for n < c.respLen {
-		m := min(len(zero), c.respLen-n)
-		if write(zero[:m], c.respAddr+uint64(n)) != nil {
-			return unix.EFAULT
-		}
-		n += m
+	return nil
+}
+
+func (c *call) read(b []byte, addr uint64) error {
+	if !c.r.Pending() || c.f.dev.cfg.System.Read(c.tid, b, addr) != nil {
+		return unix.EFAULT
 	}
 	return nil
 }
@@ -208,11 +209,20 @@ func (c *call) unuse() {
 	c.used = c.used[:0]
 }
 
-// begin reserves the handle of a new object.
-func (c *call) begin(kind idr.Kind) (*idr.Object, error) {
+// begin reserves the handle of a new object whose queues cost queues bytes.
+func (c *call) begin(kind idr.Kind, queues uint64) (*idr.Object, error) {
+	cost := queues + objectBytes
+	if err := c.f.dev.budget.take(c.f.uid, cost); err != nil {
+		return nil, err
+	}
 	o, err := c.f.objects.Begin(kind)
+	if err != nil {
+		c.f.dev.budget.give(c.f.uid, cost)
+		return nil, err
+	}
+	o.Cost = cost
 	c.made = o
-	return o, err
+	return o, nil
 }
 
 // finish commits what the command made, or undoes it if err.
@@ -227,7 +237,9 @@ func (c *call) finish(err error) error {
 	}
 	if err != nil {
 		if o.Value != nil {
-			_ = destroyObject(o)
+			_ = c.f.destroy(o)
+		} else {
+			c.f.dev.budget.give(c.f.uid, o.Cost)
 		}
 		c.f.objects.Abort(o)
 	}

@@ -60,6 +60,8 @@ type process struct {
 	pid   int
 	limit uint64
 	refs  atomic.Int32
+	// checking runs once, inside the next CheckRange.
+	checking func()
 }
 
 func (p *process) PID() int                      { return p.pid }
@@ -69,6 +71,10 @@ func (p *process) CanLockAny() bool              { return false }
 func (p *process) Get()                          { p.refs.Add(1) }
 func (p *process) Put()                          { p.refs.Add(-1) }
 func (p *process) CheckRange(addr, n uint64, write bool) error {
+	if f := p.checking; f != nil {
+		p.checking = nil
+		f()
+	}
 	if !p.in(addr, n) || write && addr < p.base+page {
 		return unix.EFAULT
 	}
@@ -164,6 +170,7 @@ type request struct {
 	ch        chan answer // capacity 2: a second reply is seen
 	mu        sync.Mutex
 	interrupt func()
+	killed    atomic.Bool // the transport has answered for its handler
 }
 
 func newRequest(tid int) *request { return &request{tid: tid, ch: make(chan answer, 2)} }
@@ -173,6 +180,7 @@ func (r *request) UID() uint32             { return 1000 }
 func (r *request) GID() uint32             { return 1000 }
 func (r *request) FileFlags() uint32       { return r.flags }
 func (r *request) Detach()                 {}
+func (r *request) Pending() bool           { return !r.killed.Load() && len(r.ch) == 0 }
 func (r *request) ReplyError(e unix.Errno) { r.ch <- answer{errno: e} }
 func (r *request) ReplyWrite(n int)        { r.ch <- answer{n: n} }
 func (r *request) ReplyPoll(ev uint32)     { r.ch <- answer{revents: ev} }

@@ -61,12 +61,12 @@ func createCQ(c *call, in *abi.CreateCQ, out *abi.CreateCQResp) error {
 			return err
 		}
 	}
-	o, err := c.begin(kindCQ)
-	if err != nil {
-		return err
-	}
 	if in.CQE > c.f.dev.cfg.HCA.Attr().MaxCQE {
 		return unix.EINVAL
+	}
+	o, err := c.begin(kindCQ, queueBytes(in.CQE, cqeBytes))
+	if err != nil {
+		return err
 	}
 	cq.hca, err = u.hca.CreateCQ(hca.CQInit{Entries: int(in.CQE), Vector: int(in.CompVector), Handler: cq})
 	if err != nil {
@@ -87,9 +87,17 @@ func resizeCQ(c *call, in *abi.ResizeCQ, out *abi.ResizeCQResp) error {
 	if in.CQE > c.f.dev.cfg.HCA.Attr().MaxCQE {
 		return unix.EINVAL
 	}
-	if err := cq.hca.Resize(int(in.CQE)); err != nil {
+	// Charged for the larger of the two until it is known which is kept.
+	old, cost := o.Cost, objectBytes+queueBytes(in.CQE, cqeBytes)
+	if err := c.f.dev.budget.take(c.f.uid, cost); err != nil {
 		return err
 	}
+	if err := cq.hca.Resize(int(in.CQE)); err != nil {
+		c.f.dev.budget.give(c.f.uid, cost)
+		return err
+	}
+	c.f.dev.budget.give(c.f.uid, old)
+	o.Cost = cost
 	out.CQE = uint32(cq.hca.Entries())
 	return nil
 }
@@ -97,7 +105,7 @@ func resizeCQ(c *call, in *abi.ResizeCQ, out *abi.ResizeCQResp) error {
 func destroyCQ(c *call, in *abi.DestroyCQ, out *abi.DestroyCQResp) error {
 	return c.f.objects.Destroy(kindCQ, in.CQHandle, func(o *idr.Object) error {
 		cq := o.Value.(*cqObject)
-		if err := destroyObject(o); err != nil {
+		if err := c.f.destroy(o); err != nil {
 			return err
 		}
 		*out = abi.DestroyCQResp{CompEventsReported: cq.compEvents.count(), AsyncEventsReported: cq.asyncEvts.count()}
@@ -131,7 +139,7 @@ func pollCQ(c *call) error {
 	}
 	cq := o.Value.(*cqObject)
 	sys := c.f.dev.cfg.System
-	n, err := deliverWC(sys, c.tid, cq.hca, in.Response, in.NE, in.NE == 0)
+	n, err := deliverWC(sys, c.r, c.tid, cq.hca, in.Response, in.NE, in.NE == 0)
 	if n != 0 || err != nil || in.NE == 0 {
 		return err
 	}
@@ -140,14 +148,8 @@ func pollCQ(c *call) error {
 		return nil
 	}
 	// A completion came in between, or another thread waits here already.
-	_, err = deliverWC(sys, c.tid, cq.hca, in.Response, in.NE, true)
+	_, err = deliverWC(sys, c.r, c.tid, cq.hca, in.Response, in.NE, true)
 	return err
-}
-
-// wcScratch is the memory that one delivery works in.
-type wcScratch struct {
-	wcs [wcBatch]hca.WC
-	buf [pollHead + wcBatch*wcSize]byte
 }
 
 // Sizes of ib_uverbs_poll_cq_resp's head and of ib_uverbs_wc, in bytes.
@@ -156,44 +158,47 @@ const (
 	wcSize   = 48
 )
 
-var wcScratches = sync.Pool{New: func() any { return new(wcScratch) }}
+// maxPoll bounds what one POLL_CQ returns: it goes to the client in one write
+// (see respondWith), and 192 KiB are enough for one.
+const maxPoll = 4096
+
+// wcScratch is the memory that one delivery works in; buf grows for a poll of
+// more than one batch.
+type wcScratch struct {
+	wcs [wcBatch]hca.WC
+	buf []byte
+}
+
+var wcScratches = sync.Pool{New: func() any { return &wcScratch{buf: make([]byte, pollHead+wcBatch*wcSize)} }}
 
 // deliverWC is ib_uverbs_poll_cq: it moves at most ne completions to the
 // client's response, bounded by ne and not by out_words, as there. Nothing is
 // written if there are none, unless even is set.
-func deliverWC(sys System, tid int, cq hca.CQ, resp uint64, ne uint32, even bool) (int, error) {
+func deliverWC(sys System, r Request, tid int, cq hca.CQ, resp uint64, ne uint32, even bool) (int, error) {
 	s := wcScratches.Get().(*wcScratch)
 	defer wcScratches.Put(s)
-	total := 0
-	for uint32(total) < ne {
-		want := int(min(ne-uint32(total), wcBatch))
+	buf, total, most := s.buf, 0, int(min(ne, maxPoll))
+	for total < most {
+		want := min(most-total, wcBatch)
 		n := cq.Poll(s.wcs[:want])
+		if need := pollHead + (total+n)*wcSize; need > len(buf) {
+			buf = append(buf, make([]byte, max(need, 2*len(buf))-len(buf))...)
+		}
 		for i := range n {
 			w := toWC(&s.wcs[i])
-			copy(s.buf[pollHead+i*wcSize:], bytesOf(&w))
-		}
-		last := n < want || uint32(total+n) == ne
-		if total == 0 && last {
-			if n == 0 && !even {
-				return 0, nil
-			}
-			head := abi.PollCQResp{Count: uint32(n)}
-			copy(s.buf[:], bytesOf(&head))
-			if sys.Write(tid, s.buf[:pollHead+n*wcSize], resp) != nil {
-				return n, unix.EFAULT
-			}
-			return n, nil
-		}
-		if n > 0 && sys.Write(tid, s.buf[pollHead:pollHead+n*wcSize], resp+uint64(pollHead+total*wcSize)) != nil {
-			return total + n, unix.EFAULT
+			copy(buf[pollHead+(total+i)*wcSize:], bytesOf(&w))
 		}
 		total += n
-		if last {
+		if n < want {
 			break
 		}
 	}
+	if total == 0 && !even {
+		return 0, nil
+	}
 	head := abi.PollCQResp{Count: uint32(total)}
-	if sys.Write(tid, bytesOf(&head), resp) != nil {
+	copy(buf, bytesOf(&head))
+	if !r.Pending() || sys.Write(tid, buf[:pollHead+total*wcSize], resp) != nil {
 		return total, unix.EFAULT
 	}
 	return total, nil

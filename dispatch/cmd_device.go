@@ -49,7 +49,7 @@ func getContext(c *call) error {
 			// asynchronous events rather than not at all.
 			f.dev.cfg.Log.Warn("client gets no event descriptor: its async events are lost",
 				zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Error(err))
-			err = commit(NoFD, func(b []byte, addr uint64) error { return f.dev.cfg.System.Write(c.tid, b, addr) })
+			err = commit(NoFD, c.write)
 		}
 	}
 	if f.ctx.Load() == nil && u.hca != nil {
@@ -135,7 +135,7 @@ func allocPD(c *call, _ *abi.AllocPD, out *abi.AllocPDResp) error {
 	if err != nil {
 		return err
 	}
-	o, err := c.begin(kindPD)
+	o, err := c.begin(kindPD, 0)
 	if err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func regMR(c *call, in *abi.RegMR, out *abi.RegMRResp) error {
 	if err != nil {
 		return err
 	}
-	o, err := c.begin(kindMR)
+	o, err := c.begin(kindMR, 0)
 	if err != nil {
 		return err
 	}
@@ -209,7 +209,7 @@ func createAH(c *call, in *abi.CreateAH, out *abi.CreateAHResp) error {
 	if err != nil {
 		return err
 	}
-	o, err := c.begin(kindAH)
+	o, err := c.begin(kindAH, 0)
 	if err != nil {
 		return err
 	}

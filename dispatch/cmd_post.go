@@ -61,8 +61,8 @@ func (c *call) answerPost(resp uint64, done, asked int, err error) error {
 	if err != nil && done < asked {
 		out.BadWR = uint32(done) + 1
 	}
-	if c.f.dev.cfg.System.Write(c.tid, bytesOf(&out), resp) != nil {
-		return unix.EFAULT
+	if e := c.write(bytesOf(&out), resp); e != nil {
+		return e
 	}
 	return err
 }
@@ -174,8 +174,8 @@ func (c *call) readInline(first int, maxInline uint64) error {
 	for _, s := range c.sges[first:] {
 		at := len(c.inline)
 		c.inline = append(c.inline, make([]byte, s.Length)...)
-		if c.f.dev.cfg.System.Read(c.tid, c.inline[at:], s.Addr) != nil {
-			return unix.EFAULT
+		if err := c.read(c.inline[at:], s.Addr); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -71,7 +71,7 @@ func createQP(c *call, in *abi.CreateQP, out *abi.CreateQPResp) error {
 	}
 	needed[n], needed[n+1], needed[n+2] = scq, rcq, pdo
 	n += 3
-	o, err := c.begin(kindQP)
+	o, err := c.begin(kindQP, qpBytes(&init.Cap))
 	if err != nil {
 		return err
 	}
@@ -91,13 +91,22 @@ func createQP(c *call, in *abi.CreateQP, out *abi.CreateQPResp) error {
 	return nil
 }
 
+// qpBytes is what a QP's queues cost.
+func qpBytes(c *hca.QPCap) uint64 {
+	// Each factor is cut to 16 bits, above every device's limits, so that the
+	// client's 32-bit numbers cannot wrap the product; the device refuses them.
+	cut := func(n uint32) uint64 { return uint64(min(n, 1<<16)) }
+	return cut(c.MaxSendWR)*(sqeBytes+max(cut(c.MaxSendSGE)*sgeBytes, cut(c.MaxInline))) +
+		cut(c.MaxRecvWR)*(rqeBytes+cut(c.MaxRecvSGE)*sgeBytes)
+}
+
 func destroyQP(c *call, in *abi.DestroyQP, out *abi.EventsResp) error {
 	return c.f.objects.Destroy(kindQP, in.QPHandle, func(o *idr.Object) error {
 		qp := o.Value.(*qpObject)
 		if qp.mcasts.attached() {
 			return unix.EBUSY // uverbs_free_qp
 		}
-		if err := destroyObject(o); err != nil {
+		if err := c.f.destroy(o); err != nil {
 			return err
 		}
 		out.EventsReported = qp.events.count()

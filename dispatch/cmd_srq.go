@@ -34,7 +34,7 @@ func createSRQ(c *call, in *abi.CreateSRQ, out *abi.CreateSRQResp) error {
 	if err != nil {
 		return err
 	}
-	o, err := c.begin(kindSRQ)
+	o, err := c.begin(kindSRQ, srqBytes(in))
 	if err != nil {
 		return err
 	}
@@ -48,6 +48,11 @@ func createSRQ(c *call, in *abi.CreateSRQ, out *abi.CreateSRQResp) error {
 	got := srq.hca.Attr()
 	*out = abi.CreateSRQResp{SRQHandle: o.ID(), MaxWR: got.MaxWR, MaxSGE: got.MaxSGE}
 	return nil
+}
+
+// srqBytes is what an SRQ's queue costs; see qpBytes.
+func srqBytes(in *abi.CreateSRQ) uint64 {
+	return uint64(min(in.MaxWR, 1<<16)) * (rqeBytes + uint64(min(in.MaxSGE, 1<<16))*sgeBytes)
 }
 
 func modifySRQ(c *call, in *abi.ModifySRQ) error {
@@ -76,7 +81,7 @@ func querySRQ(c *call, in *abi.QuerySRQ, out *abi.QuerySRQResp) error {
 func destroySRQ(c *call, in *abi.DestroyQP, out *abi.EventsResp) error {
 	return c.f.objects.Destroy(kindSRQ, in.QPHandle, func(o *idr.Object) error {
 		srq := o.Value.(*srqObject)
-		if err := destroyObject(o); err != nil {
+		if err := c.f.destroy(o); err != nil {
 			return err
 		}
 		out.EventsReported = srq.events.count()

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxFiles bounds the open files of one device, so that one client cannot use
-// up the daemon's descriptors (each context holds three, see caller.Process).
+// MaxFiles bounds the open files of one device unless Config says less: each
+// holds three descriptors of the daemon's (caller.Process).
 const MaxFiles = 4096
 
 // Config is what a Device needs from outside.
@@ -20,6 +20,9 @@ type Config struct {
 	HCA    hca.Device
 	System System
 	Pins   *pin.Accountant
+	// MaxFiles is how many files may be open, as the daemon's own descriptor
+	// limit allows; 0 means the constant. One user may have half of them.
+	MaxFiles int
 	// Notify wakes the pollers of an event file: the kh of their POLL.
 	Notify func(kh uint64)
 	Log    *zap.Logger
@@ -29,6 +32,7 @@ type Config struct {
 type Device struct {
 	cfg     Config
 	sweeper sweeper
+	budget  budget
 
 	// mu guards the members below. Leaf but for File.mu, which comes first.
 	mu      sync.Mutex
@@ -41,6 +45,9 @@ type Device struct {
 func NewDevice(cfg Config) *Device {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
+	}
+	if cfg.MaxFiles == 0 {
+		cfg.MaxFiles = MaxFiles
 	}
 	return &Device{cfg: cfg, files: make(map[*File]struct{}), coming: make(map[int]*eventFile)}
 }
@@ -72,9 +79,18 @@ func (d *Device) Open(r Request) (Handle, error) {
 		ev.opened()
 		return ev, nil
 	}
-	if n >= MaxFiles {
-		return nil, fmt.Errorf("open: %d files are open: %w", n, unix.ENFILE)
+	if err := d.budget.open(r.UID(), n, d.cfg.MaxFiles); err != nil {
+		return nil, err
 	}
+	f, err := d.newFile(r)
+	if err != nil {
+		d.budget.closed(r.UID())
+		return nil, err
+	}
+	return f, nil
+}
+
+func (d *Device) newFile(r Request) (*File, error) {
 	p, err := d.cfg.System.OpenProcess(r.TID())
 	if err != nil {
 		return nil, fmt.Errorf("open: identify thread %d: %w", r.TID(), err)
@@ -85,6 +101,7 @@ func (d *Device) Open(r Request) (Handle, error) {
 		return nil, fmt.Errorf("open: credentials of thread %d: %w", r.TID(), err)
 	}
 	f := &File{dev: d, proc: p, creds: creds, uid: r.UID(), channels: make(map[int32]*eventFile)}
+	f.active.Store(1)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.stopped {

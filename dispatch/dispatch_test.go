@@ -455,3 +455,76 @@ func TestRandomBytes(t *testing.T) {
 		t.Fatalf("%d bytes pinned", got)
 	}
 }
+
+// Failure class 8: one user at its bounds, another goes on; nothing stays charged.
+func TestUserBudget(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	c.context()
+	pd := c.pd()
+	for _, body := range []abi.CreateQP{
+		{MaxSendWR: ^uint32(0), MaxSendSGE: ^uint32(0), MaxInlineData: ^uint32(0), MaxRecvWR: ^uint32(0), MaxRecvSGE: ^uint32(0)},
+		{MaxSendWR: 1 << 16, MaxSendSGE: 1 << 16},
+	} {
+		cq := c.cq(-1)
+		body.Response, body.PDHandle, body.SendCQHandle, body.RecvCQHandle, body.QPType = resp, pd, cq, cq, uint8(hca.QPTypeRC)
+		if a := c.write(pack(abi.CmdCreateQP, 32, raw(body))); a.errno == 0 {
+			t.Errorf("%+v was made", body)
+		}
+	}
+	big := abi.CreateCQ{Response: resp, CQE: 1 << 20, CompChannel: -1}
+	n := 0
+	for ; n < 100; n++ {
+		if a := c.write(pack(abi.CmdCreateCQ, 8, raw(big))); a.errno != 0 {
+			if a.errno != unix.ENOMEM {
+				t.Fatal(a.errno)
+			}
+			break
+		}
+	}
+	if n == 0 || n == 100 {
+		t.Fatalf("%d large CQs", n)
+	}
+	c.h.Release()
+	again := g.client(100)
+	again.context()
+	again.cmd(0, abi.CmdCreateCQ, 8, raw(big))
+	again.h.Release()
+}
+
+// A handler can outlive its file: its client was killed while it was held up in
+// the client's memory. The file ends with it, nothing is left, and the memory is
+// not reached for again.
+func TestKilledClientsHandlerOutlivesItsFile(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	c.context()
+	pd := c.pd()
+	c.cq(-1)
+	inRange, goOn := make(chan struct{}), make(chan struct{})
+	g.procs[100].checking = func() { close(inRange); <-goOn }
+	r := newRequest(100)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.h.Write(r, pack(abi.CmdRegMR, 12, raw(abi.RegMR{Response: resp, Start: resp, HCAVA: resp, Length: page, PDHandle: pd})))
+	}()
+	<-inRange
+	before := out[[16]byte](c)
+	r.killed.Store(true)
+	c.h.Release()
+	close(goOn)
+	<-done
+	if got := out[[16]byte](c); got != before {
+		t.Error("the response was written after the kill")
+	}
+	if n := len(g.dev.Files()); n != 0 {
+		t.Errorf("%d files left", n)
+	}
+	if n := g.procs[100].refs.Load(); n != 0 {
+		t.Errorf("%d references to the process left", n)
+	}
+	if n := g.pins.Pinned(100); n != 0 {
+		t.Errorf("%d bytes pinned", n)
+	}
+}

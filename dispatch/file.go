@@ -17,6 +17,11 @@ type File struct {
 	creds Credentials
 	uid   uint32
 
+	// active counts the commands under way, and one for the open file. A handler
+	// whose client was killed can outlive the file: who takes it to zero tears
+	// the file down.
+	active atomic.Int32
+
 	objects idr.Table
 	ctx     atomic.Pointer[ucontext]
 	pinned  atomic.Int64 // bytes, for status
@@ -40,9 +45,19 @@ func (u *ucontext) PortEvent(ev hca.EventType, port uint8) {
 
 // Write runs one command.
 func (f *File) Write(r Request, data []byte) {
+	f.active.Add(1)
+	after := f.handle(r, data)
+	f.leave() // before Run, which a peer's memory can hold up for as long as it likes
+	if after != nil {
+		after.Run()
+	}
+}
+
+// handle answers the command, and returns what it leaves to be done.
+func (f *File) handle(r Request, data []byte) runner {
 	if err := f.creds.Check(r.TID(), r.UID(), r.GID()); err != nil {
 		r.ReplyError(unix.EACCES)
-		return
+		return nil
 	}
 	c := calls.Get().(*call)
 	c.f, c.r, c.tid, c.size = f, r, r.TID(), len(data)
@@ -53,9 +68,7 @@ func (f *File) Write(r Request, data []byte) {
 	after := c.after
 	c.reset()
 	calls.Put(c)
-	if after != nil {
-		after.Run()
-	}
+	return after
 }
 
 // Read of a command file: the kernel's uverbs_fops has no read.
@@ -69,9 +82,18 @@ func (f *File) Poll(r Request, _ uint64, _ bool) {
 // WholeSize reads a command's size off its header.
 func (f *File) WholeSize(first []byte) int { return wholeSize(first) }
 
-// Release destroys what is left, newest first.
-func (f *File) Release() {
-	left := f.objects.Teardown(destroyObject)
+// Release ends the file, once the last command has ended.
+func (f *File) Release() { f.leave() }
+
+func (f *File) leave() {
+	if f.active.Add(-1) == 0 {
+		f.teardown()
+	}
+}
+
+// teardown destroys what is left, newest first.
+func (f *File) teardown() {
+	left := f.objects.Teardown(f.destroy)
 	f.dev.logTeardown(f, len(left))
 	if u := f.ctx.Load(); u != nil {
 		u.async.detach()
@@ -87,6 +109,7 @@ func (f *File) Release() {
 	f.dev.mu.Lock()
 	delete(f.dev.files, f)
 	f.dev.mu.Unlock()
+	f.dev.budget.closed(f.uid)
 	f.proc.Put()
 }
 

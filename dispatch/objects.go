@@ -30,9 +30,9 @@ type object interface {
 	needs() []*idr.Object
 }
 
-// destroyObject closes o and lets go of what it needed. It is the one way out
-// of every object: destroy command, undo of a create, and close of the file.
-func destroyObject(o *idr.Object) error {
+// destroy closes o and lets go of what it needed. It is the one way out of
+// every object: destroy command, undo of a create, and close of the file.
+func (f *File) destroy(o *idr.Object) error {
 	v := o.Value.(object)
 	if err := v.close(); err != nil {
 		return err
@@ -40,6 +40,7 @@ func destroyObject(o *idr.Object) error {
 	for _, n := range v.needs() {
 		n.Unref()
 	}
+	f.dev.budget.give(f.uid, o.Cost)
 	return nil
 }
 
@@ -99,6 +100,6 @@ func (c *call) pd(handle uint32) (*idr.Object, hca.PD, error) {
 // destroyer is the handler of a command that only destroys.
 func destroyer(kind idr.Kind) func(*call, *abi.Handle) error {
 	return func(c *call, in *abi.Handle) error {
-		return c.f.objects.Destroy(kind, in.Handle, destroyObject)
+		return c.f.objects.Destroy(kind, in.Handle, c.f.destroy)
 	}
 }

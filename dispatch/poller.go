@@ -89,7 +89,7 @@ func (p *poller) finish() {
 		return
 	}
 	p.cq.Cancel(p)
-	n, err := deliverWC(p.sys, tid, p.cq, resp, ne, true)
+	n, err := deliverWC(p.sys, r, tid, p.cq, resp, ne, true)
 	p.mu.Lock()
 	if n > 0 {
 		p.misses, p.skip = 0, 0

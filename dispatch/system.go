@@ -22,6 +22,9 @@ type Request interface {
 	// OnInterrupt arranges for fn to be called once if the thread gets a signal
 	// while it waits, at once if it already has.
 	OnInterrupt(fn func())
+	// Pending is false once the request has been answered, also by the
+	// transport because the client was killed: its thread may be gone.
+	Pending() bool
 	// Detach says that the caller's goroutine is about to block.
 	Detach()
 }

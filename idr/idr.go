@@ -46,6 +46,7 @@ type Object struct {
 	prev  *Object      // guarded by Table.mu: older neighbour in the list
 	next  *Object      // guarded by Table.mu: newer neighbour
 	Value any          // the caller's; set between Begin and Commit
+	Cost  uint64       // the caller's
 }
 
 // ID is the handle that the client sees.

@@ -80,6 +80,7 @@ func (q *request) TID() int             { return int(q.r.TID()) }
 func (q *request) UID() uint32          { return q.r.UID() }
 func (q *request) GID() uint32          { return q.r.GID() }
 func (q *request) FileFlags() uint32    { return q.r.FileFlags() }
+func (q *request) Pending() bool        { return q.r.Pending() }
 func (q *request) Detach()              { q.r.Detach() }
 func (q *request) OnInterrupt(f func()) { q.r.OnInterrupt(f) }
 

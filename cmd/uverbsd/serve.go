@@ -59,6 +59,8 @@ type daemon struct {
 	pins   pin.Accountant
 	served []*servedDevice
 	undo   []func() error
+
+	maxFiles int // per device
 }
 
 // servedDevice is one node with all that stands behind it.
@@ -78,7 +80,7 @@ func serve(c config, log *zap.Logger) (err error) {
 	signal.Notify(stop, unix.SIGTERM, unix.SIGINT)
 	defer signal.Stop(stop)
 
-	d := &daemon{log: log}
+	d := &daemon{log: log, maxFiles: min(dispatch.MaxFiles, raiseFileLimit()/len(c.Device))}
 	defer func() {
 		if e := d.stop(); err == nil {
 			err = e
@@ -110,6 +112,29 @@ func serve(c config, log *zap.Logger) (err error) {
 	case err := <-failed:
 		return err
 	}
+}
+
+const (
+	// wantFiles is the descriptor limit that the daemon asks for: three for each
+	// of dispatch.MaxFiles contexts, and room.
+	wantFiles = 1 << 14
+	// ownFiles are the daemon's own descriptors: devices, class tree, status.
+	ownFiles = 256
+	// filesPerContext: see caller.Process.
+	filesPerContext = 3
+)
+
+// raiseFileLimit raises the daemon's descriptor limit as far as it may be and
+// returns how many contexts fit.
+func raiseFileLimit() int {
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
+		return ownFiles / filesPerContext
+	}
+	if want := (unix.Rlimit{Cur: max(l.Max, wantFiles), Max: max(l.Max, wantFiles)}); unix.Setrlimit(unix.RLIMIT_NOFILE, &want) == nil {
+		l = want
+	}
+	return int(max(min(l.Cur, 1<<20), 2*ownFiles)-ownFiles) / filesPerContext
 }
 
 func (d *daemon) onStop(f func() error) { d.undo = append(d.undo, f) }
@@ -174,7 +199,7 @@ func (d *daemon) addDevice(fabric *loop.Fabric, index int, c deviceConfig, faile
 	s.entry = &hca.Entry{Name: c.Name, Index: index, Device: engine, Provider: &provider}
 	log := d.log.With(zap.String("device", c.Name))
 	s.dev = dispatch.NewDevice(dispatch.Config{
-		HCA: engine, System: system{}, Pins: &d.pins, Log: log,
+		HCA: engine, System: system{}, Pins: &d.pins, Log: log, MaxFiles: d.maxFiles,
 		Notify: func(kh uint64) { _ = s.session.Notify(kh) },
 	})
 	s.session = cuse.New(fd, &node{s.dev}, cuse.Config{Name: "infiniband/" + s.entry.UverbsName(), Log: log})

@@ -22,6 +22,9 @@ import (
 // memory.
 const statusTimeout = 5 * time.Second
 
+// acceptPause is between two tries when a connection cannot be taken.
+const acceptPause = 100 * time.Millisecond
+
 // deviceStatus is one device as `uverbsd status --json` prints it.
 type deviceStatus struct {
 	Name     string              `json:"name"`
@@ -54,8 +57,12 @@ func (d *daemon) serveStatus(path string) error {
 		defer close(done)
 		for {
 			c, err := l.Accept()
-			if err != nil {
+			if errors.Is(err, net.ErrClosed) {
 				return
+			}
+			if err != nil { // out of descriptors, say: it passes
+				time.Sleep(acceptPause)
+				continue
 			}
 			_ = c.SetDeadline(time.Now().Add(statusTimeout))
 			_ = json.NewEncoder(c).Encode(d.status())

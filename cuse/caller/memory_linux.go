@@ -12,6 +12,10 @@ func (p *Process) ReadAt(b []byte, addr uint64) error {
 	if !validRange(addr, uint64(len(b))) {
 		return opError("read memory of process", p.pid, unix.EFAULT)
 	}
+	if !p.hold() {
+		return opError("read memory of process", p.pid, unix.ESRCH)
+	}
+	defer p.Put()
 	for len(b) > 0 {
 		n, err := unix.Pread(p.mem, b, int64(addr))
 		if err == unix.EINTR {
@@ -31,6 +35,10 @@ func (p *Process) WriteAt(b []byte, addr uint64) error {
 	if !validRange(addr, uint64(len(b))) {
 		return opError("write memory of process", p.pid, unix.EFAULT)
 	}
+	if !p.hold() {
+		return opError("write memory of process", p.pid, unix.ESRCH)
+	}
+	defer p.Put()
 	for len(b) > 0 {
 		n, err := unix.Pwrite(p.mem, b, int64(addr))
 		if err == unix.EINTR {

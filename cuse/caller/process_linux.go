@@ -111,6 +111,20 @@ func (p *Process) Get() *Process {
 	return p
 }
 
+// hold is Get for one access by whoever may come after the last Put: a copy that was stuck in the client's memory outlives
+// what it was made for, and must not go on with a number that is another client's file by then. False: released.
+func (p *Process) hold() bool {
+	for {
+		n := p.refs.Load()
+		if n <= 0 {
+			return false
+		}
+		if p.refs.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
 // Put drops a reference; the last one closes the files.
 func (p *Process) Put() {
 	switch n := p.refs.Add(-1); {

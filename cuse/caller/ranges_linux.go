@@ -22,6 +22,10 @@ func (p *Process) CheckRange(addr, length uint64, write bool) error {
 	if length == 0 {
 		return nil
 	}
+	if !p.hold() {
+		return opError("check range of process", p.pid, unix.ESRCH)
+	}
+	defer p.Put()
 	err := unix.ENOTTY
 	if !p.noQuery && !noProcmapQuery.Load() {
 		if err = p.checkByQuery(addr, addr+length, write); err == unix.ENOTTY {
