@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wcBatch is how many completions one step of POLL_CQ moves: 768 bytes to the
-// client per copy, on scratch memory that every call carries.
+// wcBatch is how many completions one step of POLL_CQ takes from the device, and
+// as many as clients usually ask for: more make its scratch memory grow.
 const wcBatch = 16
 
 type cqObject struct {

@@ -34,7 +34,7 @@ type Device struct {
 	sweeper sweeper
 	budget  budget
 
-	// mu guards the members below. Leaf but for File.mu, which comes first.
+	// mu guards the members below. Leaf.
 	mu      sync.Mutex
 	files   map[*File]struct{}
 	coming  map[int]*eventFile // by tid: opens that a running Install causes

@@ -12,7 +12,7 @@
 // once. A post is answered before its payload moves; the same goroutine then
 // runs the queue (hca.QP.Run).
 //
-// Lock order: File.mu → Device.mu. eventQueue.mu and poller.mu are leaves. No
-// lock is held while client memory is touched, a reply is sent, or the device
-// is called.
+// Lock order: File.mu → eventFile.mu; the other locks are leaves. None is held
+// while client memory is touched or a reply is sent, and but for mcastList.mu
+// none while the device is called.
 package dispatch

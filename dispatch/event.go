@@ -123,6 +123,17 @@ func (e *eventFile) push(element uint64, typ uint32, src *eventSource) {
 	}
 }
 
+// popLocked takes the oldest event off a queue that has one.
+func (e *eventFile) popLocked() event {
+	ev := e.queue[0]
+	if e.queue = e.queue[1:]; len(e.queue) == 0 {
+		e.queue = nil // lets the array go
+	}
+	e.takeLocked(ev)
+	return ev
+}
+
+// takeLocked counts an event as read.
 func (e *eventFile) takeLocked(ev event) {
 	if ev.src != nil {
 		ev.src.read.Add(1)
@@ -178,12 +189,7 @@ func (e *eventFile) Read(r Request, size int) {
 		e.mu.Unlock()
 		r.ReplyError(unix.EINVAL)
 	case len(e.queue) > 0:
-		ev := e.queue[0]
-		e.queue = e.queue[1:]
-		if len(e.queue) == 0 {
-			e.queue = nil
-		}
-		e.takeLocked(ev)
+		ev := e.popLocked()
 		e.mu.Unlock()
 		e.answer(r, ev)
 	case e.gone:
@@ -217,9 +223,7 @@ func (e *eventFile) wait(r Request) {
 		e.mu.Unlock()
 		r.ReplyError(unix.EIO)
 	case len(e.queue) > 0:
-		ev := e.queue[0]
-		e.queue = e.queue[1:]
-		e.takeLocked(ev)
+		ev := e.popLocked()
 		e.mu.Unlock()
 		e.answer(r, ev)
 	default:

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/uverbsd/uverbsd/abi"
@@ -39,46 +40,38 @@ func (l *mcastList) detachAll(qp hca.QP) {
 
 // attachMcast: a duplicate succeeds and changes nothing (ib_uverbs_attach_mcast).
 func attachMcast(c *call, in *abi.Mcast) error {
-	o, err := c.use(kindQP, in.QPHandle)
-	if err != nil {
-		return err
-	}
-	qp := o.Value.(*qpObject)
-	g := mcastGroup{in.GID, in.MLID}
-	l := &qp.mcasts
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, have := range l.groups {
-		if have == g {
+	return c.withMcasts(in, func(qp hca.QP, l *mcastList, g mcastGroup) error {
+		if slices.Contains(l.groups, g) {
 			return nil
 		}
-	}
-	if err := qp.hca.AttachMcast(g.gid, g.lid); err != nil {
-		return err
-	}
-	l.groups = append(l.groups, g)
-	return nil
+		if err := qp.AttachMcast(g.gid, g.lid); err != nil {
+			return err
+		}
+		l.groups = append(l.groups, g)
+		return nil
+	})
 }
 
 func detachMcast(c *call, in *abi.Mcast) error {
+	return c.withMcasts(in, func(qp hca.QP, l *mcastList, g mcastGroup) error {
+		if err := qp.DetachMcast(g.gid, g.lid); err != nil {
+			return err
+		}
+		if i := slices.Index(l.groups, g); i >= 0 {
+			l.groups = slices.Delete(l.groups, i, i+1)
+		}
+		return nil
+	})
+}
+
+// withMcasts runs fn on the QP and group that in names, with the list locked.
+func (c *call) withMcasts(in *abi.Mcast, fn func(hca.QP, *mcastList, mcastGroup) error) error {
 	o, err := c.use(kindQP, in.QPHandle)
 	if err != nil {
 		return err
 	}
 	qp := o.Value.(*qpObject)
-	g := mcastGroup{in.GID, in.MLID}
-	l := &qp.mcasts
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	err = qp.hca.DetachMcast(g.gid, g.lid)
-	if err != nil {
-		return err
-	}
-	for i, have := range l.groups {
-		if have == g {
-			l.groups = append(l.groups[:i], l.groups[i+1:]...)
-			break
-		}
-	}
-	return nil
+	qp.mcasts.mu.Lock()
+	defer qp.mcasts.mu.Unlock()
+	return fn(qp.hca, &qp.mcasts, mcastGroup{in.GID, in.MLID})
 }
