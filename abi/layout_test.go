@@ -152,7 +152,66 @@ func TestUverbsLayout(t *testing.T) {
 		{"ib_uverbs_modify_srq", ModifySRQ{}, words("srq_handle attr_mask max_wr srq_limit")},
 		{"ib_uverbs_query_srq", QuerySRQ{}, words("response srq_handle reserved")},
 		{"ib_uverbs_query_srq_resp", QuerySRQResp{}, words("max_wr max_sge srq_limit reserved")},
+		{"ib_uverbs_rereg_mr", ReregMR{}, words("response mr_handle flags start length hca_va pd_handle access_flags")},
+		{"ib_uverbs_rereg_mr_resp", ReregMRResp{}, words("lkey rkey")},
+		{"ib_uverbs_alloc_mw", AllocMW{}, words("response pd_handle mw_type reserved")},
+		{"ib_uverbs_alloc_mw_resp", AllocMWResp{}, words("mw_handle rkey")},
+		{"ib_uverbs_dealloc_mw", Handle{}, words("mw_handle")},
+		{"ib_uverbs_open_xrcd", OpenXRCD{}, words("response fd oflags")},
+		{"ib_uverbs_open_xrcd_resp", OpenXRCDResp{}, words("xrcd_handle")},
+		{"ib_uverbs_close_xrcd", Handle{}, words("xrcd_handle")},
+		{"ib_uverbs_create_xsrq", CreateXSRQ{}, words(`response user_handle srq_type pd_handle max_wr max_sge srq_limit
+			max_num_tags xrcd_handle cq_handle`)},
+		{"ib_uverbs_open_qp", OpenQP{}, words("response user_handle pd_handle qpn qp_type reserved")},
 	})
+}
+
+func TestExtendedLayout(t *testing.T) {
+	compareLayouts(t, []string{"rdma/ib_user_verbs.h"}, []cStruct{
+		{"ib_uverbs_ex_query_device", ExQueryDevice{}, words("comp_mask reserved")},
+		{"ib_uverbs_odp_caps", ODPCaps{}, words(`general_caps per_transport_caps.rc_odp_caps per_transport_caps.uc_odp_caps
+			per_transport_caps.ud_odp_caps reserved`)},
+		{"ib_uverbs_rss_caps", RSSCaps{}, words(`supported_qpts max_rwq_indirection_tables max_rwq_indirection_table_size reserved`)},
+		{"ib_uverbs_tm_caps", TMCaps{}, words("max_rndv_hdr_size max_num_tags flags max_ops max_sge reserved")},
+		{"ib_uverbs_cq_moderation_caps", CQModerationCaps{}, words("max_cq_moderation_count max_cq_moderation_period reserved")},
+		{"ib_uverbs_ex_query_device_resp", ExQueryDeviceResp{}, words(`base comp_mask response_length odp_caps timestamp_mask
+			hca_core_clock device_cap_flags_ex rss_caps max_wq_type_rq raw_packet_caps tm_caps cq_moderation_caps max_dm_size
+			xrc_odp_caps reserved`)},
+		{"ib_uverbs_ex_create_cq", ExCreateCQ{}, words("user_handle cqe comp_vector comp_channel comp_mask flags reserved")},
+		{"ib_uverbs_ex_create_cq_resp", ExCreateCQResp{}, words("base comp_mask response_length")},
+		{"ib_uverbs_ex_create_qp", ExCreateQP{}, words(`user_handle pd_handle send_cq_handle recv_cq_handle srq_handle max_send_wr
+			max_recv_wr max_send_sge max_recv_sge max_inline_data sq_sig_all qp_type is_srq reserved comp_mask create_flags
+			rwq_ind_tbl_handle source_qpn`)},
+		{"ib_uverbs_ex_create_qp_resp", ExCreateQPResp{}, words("base comp_mask response_length")},
+		{"ib_uverbs_ex_modify_qp", ExModifyQP{}, words("base rate_limit reserved")},
+		{"ib_uverbs_ex_modify_qp_resp", LengthResp{}, words("comp_mask response_length")},
+		{"ib_uverbs_ex_modify_cq", ExModifyCQ{}, words("cq_handle attr_mask attr.cq_count attr.cq_period reserved")},
+		{"ib_uverbs_flow_attr", FlowAttr{}, words("type size priority num_of_specs reserved port flags")},
+		{"ib_uverbs_create_flow", CreateFlow{}, words("comp_mask qp_handle flow_attr")},
+		{"ib_uverbs_create_flow_resp", CreateFlowResp{}, words("comp_mask flow_handle")},
+		{"ib_uverbs_destroy_flow", MaskedHandle{}, words("comp_mask flow_handle")},
+		{"ib_uverbs_ex_create_wq", ExCreateWQ{}, words(`comp_mask wq_type user_handle pd_handle cq_handle max_wr max_sge
+			create_flags reserved`)},
+		{"ib_uverbs_ex_create_wq_resp", ExCreateWQResp{}, words("comp_mask response_length wq_handle max_wr max_sge wqn")},
+		{"ib_uverbs_ex_destroy_wq", MaskedHandle{}, words("comp_mask wq_handle")},
+		{"ib_uverbs_ex_destroy_wq_resp", ExDestroyWQResp{}, words("comp_mask response_length events_reported reserved")},
+		{"ib_uverbs_ex_modify_wq", ExModifyWQ{}, words("attr_mask wq_handle wq_state curr_wq_state flags flags_mask")},
+		{"ib_uverbs_ex_create_rwq_ind_table", ExCreateRWQIndTbl{}, words("comp_mask log_ind_tbl_size")},
+		{"ib_uverbs_ex_create_rwq_ind_table_resp", ExCreateRWQIndTblResp{}, words(`comp_mask response_length ind_tbl_handle
+			ind_tbl_num`)},
+		{"ib_uverbs_ex_destroy_rwq_ind_table", MaskedHandle{}, words("comp_mask ind_tbl_handle")},
+	})
+}
+
+// The numbers of the extended commands.
+func TestExtendedNumbers(t *testing.T) {
+	runC(t, fmt.Sprintf(`#include <rdma/ib_user_verbs.h>
+#define IS(m, n) _Static_assert(IB_USER_VERBS_EX_CMD_##m == n, #m)
+IS(QUERY_DEVICE, %d); IS(CREATE_CQ, %d); IS(CREATE_QP, %d); IS(MODIFY_QP, %d); IS(CREATE_FLOW, %d); IS(DESTROY_FLOW, %d);
+IS(CREATE_WQ, %d); IS(MODIFY_WQ, %d); IS(DESTROY_WQ, %d); IS(CREATE_RWQ_IND_TBL, %d); IS(DESTROY_RWQ_IND_TBL, %d); IS(MODIFY_CQ, %d);
+int main(void) { return 0; }
+`, ExCmdQueryDevice, ExCmdCreateCQ, ExCmdCreateQP, ExCmdModifyQP, ExCmdCreateFlow, ExCmdDestroyFlow, ExCmdCreateWQ, ExCmdModifyWQ,
+		ExCmdDestroyWQ, ExCmdCreateRWQIndTbl, ExCmdDestroyRWQIndTbl, ExCmdModifyCQ))
 }
 
 // The union of ib_uverbs_send_wr: where decodeUnion (dispatch) looks for the
