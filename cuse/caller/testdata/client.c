@@ -160,6 +160,10 @@ int main(int argc, char **argv)
 		long r;
 		__asm__ volatile("int $0x80" : "=a"(r) : "a"(4L), "b"((long)fd), "c"(low), "d"(64L) : "memory", "r8", "r9", "r10", "r11");
 		printf("result %ld\n", r); fflush(stdout);
+	} else if (!strcmp(mode, "int80probe")) { // getpid: a fault where the kernel has no such entry
+		long r;
+		__asm__ volatile("int $0x80" : "=a"(r) : "a"(20L) : "memory", "r8", "r9", "r10", "r11");
+		return r != getpid();
 	} else if (!strcmp(mode, "sendfile")) {
 		int z = memfd_create("z", 0);
 		if (ftruncate(z, 64)) die("ftruncate");
