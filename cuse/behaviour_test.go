@@ -136,85 +136,6 @@ func TestPanicIsEIO(t *testing.T) {
 	}
 }
 
-// Failure class 28: exactly one reply. The fake kernel fails the test on a second.
-func TestOneReply(t *testing.T) {
-	log, seen := logs()
-	kept := make(chan cuse.Request, 1)
-	d := &dev{
-		write: func(_ *file, r cuse.Request, data []byte) {
-			if !r.ReplyWrite(len(data)) {
-				t.Error("first reply refused")
-			}
-			if r.ReplyError(unix.EINVAL) {
-				t.Error("second reply taken")
-			}
-			select {
-			case kept <- r:
-			default:
-			}
-		},
-		read: func(_ *file, r cuse.Request, _ int) { // late, from elsewhere
-			go func() { r.ReplyRead([]byte("late")) }()
-		},
-	}
-	k := cusetest.New(t, d, cuse.Config{Log: log})
-	f := open(t, k, 100)
-	if n, e := f.Write([]byte("abc")); n != 3 || e != 0 {
-		t.Fatalf("%d, %v", n, e)
-	}
-	if b, e := f.Read(10); string(b) != "late" || e != 0 {
-		t.Fatalf("%q, %v", b, e)
-	}
-	stale := <-kept
-	for range 10 { // the object behind it serves others by now
-		if stale.TryReplyError(unix.EIO) {
-			t.Fatal("a stale request answered somebody")
-		}
-		if n, e := f.Write([]byte("abc")); n != 3 || e != 0 {
-			t.Fatalf("%d, %v", n, e)
-		}
-	}
-	if seen.Len() == 0 {
-		t.Error("the second reply was not logged")
-	}
-}
-
-// Failure class 27: an interrupt nobody asked to hear of changes nothing.
-func TestInterrupt(t *testing.T) {
-	g := newGate(t)
-	d := &dev{
-		read: func(_ *file, r cuse.Request, size int) {
-			if size == 1 {
-				r.OnInterrupt(func() { r.TryReplyError(unix.EINTR) })
-				g.entered.Add(1)
-				return
-			}
-			g.entered.Add(1)
-			r.Detach()
-			<-g.ch
-			r.ReplyRead([]byte("fine"))
-		},
-	}
-	k := cusetest.New(t, d, cuse.Config{})
-	f := open(t, k, 100)
-	heard := f.ReadAsync(1)
-	eventually(t, "the read is there", func() bool { return g.entered.Load() == 1 })
-	k.Interrupt(heard.Unique())
-	if _, e := heard.Wait(); e != unix.EINTR {
-		t.Errorf("interrupted: %v", e)
-	}
-	deaf := f.Thread(101).ReadAsync(10)
-	eventually(t, "the read is there", func() bool { return g.entered.Load() == 2 })
-	k.Interrupt(deaf.Unique())
-	if n, e := f.Write([]byte("x")); n != 1 || e != 0 {
-		t.Errorf("meanwhile: %d, %v", n, e)
-	}
-	g.open()
-	if b, e := deaf.Wait(); string(b) != "fine" || e != 0 {
-		t.Errorf("not interrupted: %q, %v", b, e)
-	}
-}
-
 // A long command arrives in pieces and is handed over whole.
 func TestLongCommand(t *testing.T) {
 	var got []int
@@ -302,39 +223,6 @@ func TestBlockedHandler(t *testing.T) {
 	}
 }
 
-// Failure classes 34 and 36: many threads on one file, each inside a command.
-func TestThreadFlood(t *testing.T) {
-	const threads = 2000
-	g := newGate(t)
-	d := &dev{write: func(_ *file, r cuse.Request, data []byte) {
-		if data[0] == 0 {
-			g.wait()
-		}
-		r.ReplyWrite(len(data))
-	}}
-	k := cusetest.New(t, d, cuse.Config{})
-	f, other := open(t, k, 100), open(t, k, 5000)
-	before := goroutines()
-	var pending []*cusetest.Pending
-	for i := range threads {
-		pending = append(pending, f.Thread(uint32(1000+i)).WriteAsync([]byte{0}))
-	}
-	for range 20 {
-		if n, e := other.Write([]byte{1}); n != 1 || e != 0 {
-			t.Fatalf("meanwhile: %d, %v", n, e)
-		}
-	}
-	if n := goroutines() - before; n > 256 {
-		t.Errorf("%d goroutines for %d threads", n, threads)
-	}
-	g.open()
-	for _, p := range pending {
-		if n, e := cusetest.Written(p); n != 1 || e != 0 {
-			t.Fatalf("%d, %v", n, e)
-		}
-	}
-}
-
 // Close hung when the only reader was inside a handler.
 func TestCloseWhileReaderHandles(t *testing.T) {
 	for _, ends := range []bool{true, false} {
@@ -359,27 +247,6 @@ func TestCloseWhileReaderHandles(t *testing.T) {
 		g.open()
 		if err := k.Close(); err != nil {
 			t.Errorf("Serve: %v", err)
-		}
-	}
-}
-
-func TestCloseAnswersWaitingRequests(t *testing.T) {
-	d := &dev{read: func(*file, cuse.Request, int) {}}
-	k := cusetest.New(t, d, cuse.Config{})
-	f := open(t, k, 100)
-	var pending []*cusetest.Pending
-	for i := range 10 {
-		pending = append(pending, f.Thread(uint32(200+i)).ReadAsync(8))
-	}
-	if n, e := f.Write([]byte{1}); n != 1 || e != 0 { // read after them
-		t.Fatalf("%d, %v", n, e)
-	}
-	if err := k.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range pending {
-		if _, e := p.Wait(); e == 0 {
-			t.Error("answered with success")
 		}
 	}
 }
@@ -424,26 +291,4 @@ func TestManyOpens(t *testing.T) {
 	if d.opened.Load() != d.released.Load() {
 		t.Errorf("%d opened, %d released", d.opened.Load(), d.released.Load())
 	}
-}
-
-// Whatever the kernel's end sends, the session does not panic.
-func FuzzMessage(f *testing.F) {
-	f.Add(cusetest.Message(abi.FuseInHeader{Opcode: abi.FuseOpen, Unique: 4}, make([]byte, 8)))
-	f.Add(cusetest.Message(abi.FuseInHeader{Opcode: abi.FuseWrite, Unique: 6}, make([]byte, 40)))
-	f.Add(cusetest.Message(abi.FuseInHeader{Opcode: abi.FuseWrite, Unique: 6}, make([]byte, 12)))
-	f.Add(cusetest.Message(abi.FuseInHeader{Opcode: 9999, Unique: 8}))
-	f.Add([]byte{1, 2, 3})
-	f.Fuzz(func(t *testing.T, msg []byte) {
-		k := cusetest.NewRaw(t, &dev{}, cuse.Config{})
-		if err := k.Handshake(); err != nil {
-			t.Fatal(err)
-		}
-		served := make(chan error, 1)
-		go func() { served <- k.Session.Serve() }()
-		if len(msg) > 0 {
-			_ = k.Send(msg)
-		}
-		k.Close()
-		<-served
-	})
 }

@@ -68,7 +68,7 @@ const (
 type Config struct {
 	Name     string // the node below /dev, as "infiniband/uverbs0"
 	MaxWrite int    // longest WRITE; 0 means 128 KiB
-	Readers  int    // bound on worker threads; 0 means 128
+	Readers  int    // bound on worker threads; 0 means 256
 
 	// Killed reports that a thread has a SIGKILL pending, so that it is about to
 	// die and only waits for its reply. The session then answers for a handler

@@ -78,9 +78,14 @@ func (s *Session) message(w *worker, msg []byte) bool {
 	return s.run(w, st, msg)
 }
 
-// serve calls the handler for an entered request. msg was checked by message.
+// serve calls the handler for an entered request, unless that was answered for a
+// killed client since. A RELEASE has to run whatever became of its reply. msg was
+// checked by message.
 func (s *Session) serve(st *request, msg []byte) {
 	r := st.head
+	if st.op != abi.FuseRelease && !r.open() {
+		return
+	}
 	defer func() {
 		if p := recover(); p != nil {
 			s.panicked("a handler", p)
@@ -161,17 +166,26 @@ func (s *Session) open(r Request) {
 		m.h.Len = uint32(len(bytesOf(&m)))
 		if errno := s.sendRaw(bytesOf(&m)); errno == unix.ENOENT {
 			// The client died while it waited: no RELEASE will come.
-			s.mu.Lock()
-			s.removeFileLocked(fh)
-			s.putUserLocked(f.user)
-			s.mu.Unlock()
-			ok = false
+			ok = !s.takeBack(fh, f)
 		}
-		r.st.unref()
+		r.st.replied()
 	}
 	if !ok {
 		s.releaseFile(f, 0)
 	}
+}
+
+// takeBack takes a file off the table, and says whether it was there still:
+// shutdown may have taken the table, and then releases the file itself.
+func (s *Session) takeBack(fh uint64, f *file) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fileLocked(fh) != f {
+		return false
+	}
+	s.removeFileLocked(fh)
+	s.putUserLocked(f.user)
+	return true
 }
 
 // interrupt deals with INTERRUPT. It has no reply but one: for a request that is

@@ -166,7 +166,7 @@ func (s *Session) admit(w *worker, h *abi.FuseInHeader, fh uint64, head Request,
 		if head.claim(wordAnswered) {
 			s.unlink(st)
 			s.sendError(st.unique, unix.ENOMEM)
-			st.unref()
+			st.replied()
 		}
 		return nil
 	}

@@ -43,6 +43,7 @@ func (s *Session) newRequestLocked(unique uint64, op uint32, f *file, head Reque
 	}
 	*b = st
 	f.pending++
+	s.owed.Add(1)
 	return st
 }
 
@@ -81,6 +82,17 @@ func (s *Session) unlinkLocked(st *request) {
 	}
 }
 
+// replied is called when st's reply was written, and drops its hold.
+func (st *request) replied() {
+	s := st.s
+	if s.owed.Add(-1) == 0 && s.closing.Load() {
+		s.mu.Lock()
+		s.signalLocked(&s.answered)
+		s.mu.Unlock()
+	}
+	st.unref()
+}
+
 // unref drops the reply's or the handler's hold.
 func (st *request) unref() {
 	if st.refs.Add(-1) == 0 {
@@ -117,7 +129,7 @@ func (s *Session) abandon(r Request, errno unix.Errno) bool {
 	}
 	s.unlink(r.st)
 	s.sendError(r.st.unique, errno)
-	r.st.unref()
+	r.st.replied()
 	return true
 }
 

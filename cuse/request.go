@@ -106,7 +106,7 @@ func (r Request) ReplyError(errno unix.Errno) bool {
 		return false
 	}
 	r.st.s.sendError(r.st.unique, r.st.sane(errno))
-	r.st.unref()
+	r.st.replied()
 	return true
 }
 
@@ -120,7 +120,7 @@ func (r Request) tryError(errno unix.Errno) bool {
 	}
 	r.st.s.unlink(r.st)
 	r.st.s.sendError(r.st.unique, r.st.sane(errno))
-	r.st.unref()
+	r.st.replied()
 	return true
 }
 
@@ -150,7 +150,7 @@ func (r Request) ReplyOK() bool {
 	if r.st.is(abi.FuseFlush, abi.FuseRelease) {
 		r.st.s.sendError(r.st.unique, 0)
 	}
-	r.st.unref()
+	r.st.replied()
 	return true
 }
 
@@ -176,13 +176,13 @@ func (r Request) ReplyWrite(n int) bool {
 			n = st.size
 		}
 		var m struct {
-			h abi.FuseOutHeader
+			_ abi.FuseOutHeader
 			b abi.FuseWriteOut
 		}
 		m.b.Size = uint32(max(n, 0)) // earlier pieces cannot be taken back
-		st.s.send(st.unique, &m.h, bytesOf(&m))
+		st.s.send(st.unique, bytesOf(&m))
 	}
-	r.st.unref()
+	r.st.replied()
 	return true
 }
 
@@ -209,44 +209,41 @@ func (r Request) ReplyRead(b []byte) bool {
 		}
 		head := len(bytesOf(&m.h))
 		msg = msg[:head+copy(msg[head:], b)]
-		putHeader(msg, st.unique, 0)
-		st.s.sendRaw(msg)
+		st.s.send(st.unique, msg)
 	}
-	r.st.unref()
+	r.st.replied()
 	return true
 }
 
 // ReplyPoll says which events are there now.
 func (r Request) ReplyPoll(revents uint32) bool {
-	if !r.begin() {
-		return false
+	var m struct {
+		_ abi.FuseOutHeader
+		b abi.FusePollOut
 	}
-	if st := r.st; st.is(abi.FusePoll, abi.FusePoll) {
-		var m struct {
-			h abi.FuseOutHeader
-			b abi.FusePollOut
-		}
-		m.b.Revents = revents
-		st.s.send(st.unique, &m.h, bytesOf(&m))
-	}
-	r.st.unref()
-	return true
+	m.b.Revents = revents
+	return r.reply(abi.FusePoll, bytesOf(&m))
 }
 
 // ReplyIoctl makes ioctl() return result.
 func (r Request) ReplyIoctl(result int32) bool {
+	var m struct {
+		_ abi.FuseOutHeader
+		b abi.FuseIoctlOut
+	}
+	m.b.Result = result
+	return r.reply(abi.FuseIoctl, bytesOf(&m))
+}
+
+// reply sends msg, whose header is still empty, in answer to an op.
+func (r Request) reply(op uint32, msg []byte) bool {
 	if !r.begin() {
 		return false
 	}
-	if st := r.st; st.is(abi.FuseIoctl, abi.FuseIoctl) {
-		var m struct {
-			h abi.FuseOutHeader
-			b abi.FuseIoctlOut
-		}
-		m.b.Result = result
-		st.s.send(st.unique, &m.h, bytesOf(&m))
+	if st := r.st; st.is(op, op) {
+		st.s.send(st.unique, msg)
 	}
-	r.st.unref()
+	r.st.replied()
 	return true
 }
 
@@ -324,9 +321,8 @@ func putHeader(msg []byte, unique uint64, code int32) {
 }
 
 // send fills in the header at the front of msg and sends it.
-func (s *Session) send(unique uint64, h *abi.FuseOutHeader, msg []byte) {
-	h.Len = uint32(len(msg))
-	h.Unique = unique
+func (s *Session) send(unique uint64, msg []byte) {
+	putHeader(msg, unique, 0)
 	s.sendRaw(msg)
 }
 

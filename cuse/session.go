@@ -34,6 +34,7 @@ type Session struct {
 	closing atomic.Bool
 	nready  atomic.Int32
 	nactive atomic.Int32
+	owed    atomic.Int64 // requests whose reply is not written; raised with mu held
 
 	// mu guards what is below, and the parts of request, file, user and worker
 	// that say so. It serialises bookkeeping only.
@@ -57,8 +58,10 @@ type Session struct {
 	total   int       // workers
 	inside  int       // workers in a handler
 	outside int       // workers not in one
-	quiet   chan struct{}
-	drained chan struct{}
+
+	// Closed for shutdown, which makes them, at no worker outside a handler, none
+	// inside, no reply owed.
+	quiet, drained, answered chan struct{}
 }
 
 // New makes a session of a channel, which it closes at the end.
@@ -192,13 +195,16 @@ func (s *Session) shutdown(err error) {
 		s.mu.Lock()
 		s.err = err
 		s.closing.Store(true)
-		quiet, drained := make(chan struct{}), make(chan struct{})
-		s.quiet, s.drained = quiet, drained // signalLocked takes them away
+		quiet, drained, answered := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		s.quiet, s.drained, s.answered = quiet, drained, answered // signalLocked takes them away
 		if s.outside == 0 {
 			s.signalLocked(&s.quiet)
 		}
 		if s.inside == 0 {
 			s.signalLocked(&s.drained)
+		}
+		if s.owed.Load() == 0 {
+			s.signalLocked(&s.answered)
 		}
 		s.mu.Unlock()
 
@@ -217,6 +223,12 @@ func (s *Session) shutdown(err error) {
 		s.mu.Unlock()
 		for _, r := range left {
 			s.abandon(r, unix.EIO)
+		}
+		// A late reply that was quicker than that may not be written yet.
+		grace.Reset(closeGrace)
+		select {
+		case <-answered:
+		case <-grace.C:
 		}
 		s.ch.Close()
 

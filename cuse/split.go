@@ -92,6 +92,8 @@ func (s *Session) keep(r Request, sp *split) {
 	if f.splits == nil {
 		f.splits = make(map[uint32]*split)
 	}
+	// Several threads can have one id: 0 is all of those outside our pid namespace.
+	s.dropSplitLocked(f, r.tid)
 	f.splits[r.tid] = sp
 }
 

@@ -190,7 +190,8 @@ func (s *Session) rest(w *worker) (reading, stay bool) {
 	}
 }
 
-// takeReady takes a parked request whose turn has come.
+// takeReady takes a parked request whose turn has come. What was answered for a
+// killed client meanwhile ends here: its file may have had its Release.
 func (s *Session) takeReady(w *worker) *request {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,6 +199,10 @@ func (s *Session) takeReady(w *worker) *request {
 		return nil
 	}
 	st := s.ready.pop()
+	for st != nil && !st.head.open() {
+		s.finishLocked(st) // may make others ready
+		st = s.ready.pop()
+	}
 	s.nready.Store(int32(s.ready.n))
 	if st != nil {
 		s.enterLocked(w, st)
