@@ -56,6 +56,17 @@ type Device interface {
 	Counters(port uint8) (map[string]uint64, error)
 	// AllocUContext is alloc_ucontext.
 	AllocUContext(n Notifier) (UContext, error)
+	// AllocXRCD is alloc_xrcd (OpXRC): of the device, since several contexts
+	// share a domain.
+	AllocXRCD() (XRCD, error)
+}
+
+// XRCD is an XRC domain (IBTA 1.4 §10.2.7).
+type XRCD interface {
+	// CreateQP makes an XRC target QP, which has neither PD nor CQs nor queues:
+	// of init only Type and Handler count.
+	CreateQP(QPInit) (QP, error)
+	Close() error
 }
 
 // Notifier takes the unaffiliated events of a device for one context.
@@ -77,6 +88,8 @@ type PD interface {
 	CreateAH(AHAttr) (AH, error)
 	CreateQP(QPInit) (QP, error)
 	CreateSRQ(SRQInit) (SRQ, error)
+	// AllocMW is alloc_mw (OpMW): a window that is bound to nothing.
+	AllocMW(MWType) (MW, error)
 	Close() error
 }
 
@@ -97,6 +110,31 @@ type MR interface {
 	// Close invalidates both keys and waits until no copy through them is
 	// running or will start. A copy stuck in the client's memory is not waited
 	// for: it is marked, and finishes without effect on the daemon.
+	Close() error
+	// Rereg is rereg_user_mr (OpReregMR): it changes what in.Flags names and
+	// returns the region that has taken this one's place, under the same keys;
+	// this one is then closed, in every sense of Close: a request that has looked
+	// the key up before and not yet copied fails. On error nothing has changed.
+	// The caller has checked and charged a new range as for RegMR.
+	Rereg(in MRRereg) (MR, error)
+}
+
+// MRRereg says what Rereg changes.
+type MRRereg struct {
+	Flags  ReregFlags
+	PD     PD     // ReregPD
+	Mem    Memory // ReregTrans, with the three below; as in MRInit
+	Start  uint64
+	Length uint64
+	IOVA   uint64
+	Access Access // ReregAccess
+}
+
+// MW is a memory window.
+type MW interface {
+	// RKey is the key that a bind will validate; nothing can be reached by it
+	// until then.
+	RKey() uint32
 	Close() error
 }
 
@@ -151,6 +189,12 @@ type CQ interface {
 	Await(w Waiter) bool
 	Cancel(w Waiter) bool
 	Resize(entries int) error // OpResizeCQ; EINVAL if more are queued
+	// Modify is modify_cq (OpModifyCQ): an armed handler is called when count
+	// completions that it was armed for have come or period microseconds have
+	// passed since the first of them, whichever is earlier, and when the queue is
+	// full. 0 is no bound of its kind; 0 and 0, or count 1, is at once. Await is
+	// not held back.
+	Modify(count, period uint16) error
 	Close() error
 }
 
@@ -165,6 +209,12 @@ type SRQHandler interface{ SRQEvent(EventType) }
 type SRQInit struct {
 	MaxWR, MaxSGE, Limit uint32
 	Handler              SRQHandler
+	// XRCD and CQ are set for an XRC SRQ (OpXRC): completions of what it
+	// receives go to CQ, and its PD is that of the requests that name it. Both
+	// nil: a plain one. No QP holds an XRC SRQ: Close may come while requests to
+	// it are under way, and waits for them as QP.Close does.
+	XRCD XRCD
+	CQ   CQ
 }
 
 // SRQAttr is struct ib_srq_attr.
@@ -181,6 +231,9 @@ const (
 
 // SRQ is a shared receive queue.
 type SRQ interface {
+	// Num is an XRC SRQ's number, 24 bits, by which senders name it; 0 of a plain
+	// SRQ.
+	Num() uint32
 	// Attr reports the actual sizes; Limit is 0 once it has fired.
 	Attr() SRQAttr
 	Modify(a SRQAttr, m SRQAttrMask) error
@@ -198,7 +251,7 @@ type QPHandler interface{ QPEvent(EventType) }
 // QPInit is create_qp.
 type QPInit struct {
 	Type           QPType
-	SendCQ, RecvCQ CQ
+	SendCQ, RecvCQ CQ  // RecvCQ is nil for QPTypeXRCIni
 	SRQ            SRQ // nil: own receive queue
 	Cap            QPCap
 	SigAll         bool

@@ -35,6 +35,23 @@ const (
 	OpWQ
 )
 
+var opNames = []string{
+	"req_notify_cq", "resize_cq", "create_srq", "modify_srq", "attach_mcast", "create_ah",
+	"alloc_mw", "alloc_xrcd", "rereg_user_mr", "modify_cq", "create_flow", "create_wq",
+}
+
+// Names are the methods of s as struct ib_device_ops calls them, one for each
+// that brings its kin along.
+func (s OpSet) Names() []string {
+	var names []string
+	for i, n := range opNames {
+		if s.Has(1 << i) {
+			names = append(names, n)
+		}
+	}
+	return names
+}
+
 // Has reports whether all of want is there.
 func (s OpSet) Has(want OpSet) bool { return s&want == want }
 
@@ -83,8 +100,10 @@ type DeviceAttr struct {
 	PhysPortCnt   uint8
 	CompVectors   int // num_comp_vectors, at least 1
 	MaxInline     uint32
-	GIDTableLen   int
-	PKeyTableLen  int
+	// Bounds of CQ.Modify; 0 where OpModifyCQ is not there.
+	MaxCQCount, MaxCQPeriod uint16
+	GIDTableLen             int
+	PKeyTableLen            int
 }
 
 // LinkLayer is IB_LINK_LAYER_*.
@@ -142,6 +161,36 @@ const (
 	AccessNeedsLocal           = AccessRemoteWrite | AccessRemoteAtomic // demand LOCAL_WRITE too (ib_check_mr_access)
 )
 
+// ReregFlags is enum ib_mr_rereg_flags.
+type ReregFlags uint32
+
+// Bits of ReregFlags; ReregSupported is IB_MR_REREG_SUPPORTED.
+const (
+	ReregTrans ReregFlags = 1 << iota
+	ReregPD
+	ReregAccess
+	ReregSupported = ReregTrans | ReregPD | ReregAccess
+)
+
+// MWType is enum ib_mw_type.
+type MWType uint8
+
+// Types of memory window.
+const (
+	MWType1 MWType = 1
+	MWType2 MWType = 2
+)
+
+// SRQType is enum ib_srq_type.
+type SRQType uint32
+
+// Types of SRQ.
+const (
+	SRQBasic SRQType = iota
+	SRQXRC
+	SRQTM
+)
+
 // NotifyFlags is enum ib_cq_notify_flags.
 type NotifyFlags uint32
 
@@ -189,6 +238,7 @@ const (
 	QPTypeRawPacket QPType = 8
 	QPTypeXRCIni    QPType = 9
 	QPTypeXRCTgt    QPType = 10
+	QPTypeDriver    QPType = 0xff
 )
 
 // QPState is enum ib_qp_state.
@@ -334,6 +384,7 @@ type SendWR struct {
 	RemoteQPN   uint32
 	RemoteQKey  uint32
 	RemotePKIdx uint16
+	RemoteSRQN  uint32 // XRC
 }
 
 // RecvWR is struct ib_recv_wr.

@@ -24,7 +24,8 @@ type testCase struct {
 	run  func(t *testing.T, p Pair)
 }
 
-var cases = concat(objectCases, stateCases, rcCases, rdmaCases, errorCases, retryCases, srqCases, cqCases, udCases, ucCases, blockCases, raceCases)
+var cases = concat(objectCases, stateCases, rcCases, rdmaCases, errorCases, retryCases, srqCases, cqCases, udCases, ucCases, blockCases, raceCases,
+	reregCases, mwCases, moderationCases, xrcCases)
 
 func concat(l ...[]testCase) []testCase {
 	var all []testCase

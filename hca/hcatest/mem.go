@@ -18,6 +18,7 @@ type Mem struct {
 
 	failing atomic.Bool
 	calls   atomic.Int64 // ReadAt and WriteAt so far
+	outside atomic.Int64 // those of them beyond the bytes there are
 
 	// gateMu guards gate: while it is set, accesses report on gate.in and wait
 	// for gate.out to be closed.
@@ -71,7 +72,11 @@ func (m *Mem) access(n int, addr uint64) (int, error) {
 		<-g.out
 	}
 	off := addr - m.Base
-	if m.failing.Load() || addr < m.Base || off > uint64(len(m.b)) || uint64(n) > uint64(len(m.b))-off {
+	beyond := addr < m.Base || off > uint64(len(m.b)) || uint64(n) > uint64(len(m.b))-off
+	if beyond {
+		m.outside.Add(1)
+	}
+	if beyond || m.failing.Load() {
 		return 0, fmt.Errorf("%d bytes at %#x: %w", n, addr, unix.EFAULT)
 	}
 	return int(off), nil

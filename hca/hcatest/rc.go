@@ -198,7 +198,7 @@ func testSQDepth(t *testing.T, p Pair) {
 }
 
 func testRQDepth(t *testing.T, p Pair) {
-	e := bring(t, p, rc, ini)
+	e := bring(t, p, rc, inS)
 	depth := int(e.qp.Cap().MaxRecvWR)
 	n, err := e.qp.PostRecv(make([]hca.RecvWR, depth+1))
 	wantErrno(t, err, unix.ENOMEM)

@@ -71,7 +71,8 @@ type opts struct {
 	noRd     bool
 	access   hca.Access
 	global   bool
-	shareCtx *end // use this end's context
+	shareCtx *end     // use this end's context
+	xrcd     hca.XRCD // of an XRC target; nil: its own
 }
 
 func (o opts) with(f func(*opts)) opts { f(&o); return o }
@@ -94,6 +95,8 @@ type end struct {
 	sev, rev *cqEvents
 	srq      hca.SRQ
 	srqEv    *qpEvents
+	xrcd     hca.XRCD // of an XRC target
+	srqn     uint32   // XRC: what send and rdma name
 	qp       hca.QP
 	qev      *qpEvents
 	mem      *Mem
@@ -138,9 +141,18 @@ func newEnd(t testing.TB, dev hca.Device, o opts) *end {
 	e.rcq, err = e.ctx.CreateCQ(hca.CQInit{Entries: o.cqe, Handler: e.rev})
 	must(t, err)
 	t.Cleanup(func() { must(t, e.rcq.Close()) })
+	if o.typ == tgt {
+		e.xrcd = o.xrcd
+		if e.xrcd == nil {
+			e.xrcd = newXRCD(t, dev)
+		}
+	}
 	if o.srq != nil {
 		in := *o.srq
 		in.Handler = e.srqEv
+		if o.typ == tgt {
+			in.XRCD, in.CQ = e.xrcd, e.rcq
+		}
 		e.srq, err = e.pd.CreateSRQ(in)
 		must(t, err)
 		t.Cleanup(func() { must(t, e.srq.Close()) })
@@ -160,10 +172,17 @@ func newEnd(t testing.TB, dev hca.Device, o opts) *end {
 func (e *end) newQP() hca.QP {
 	e.t.Helper()
 	in := hca.QPInit{Type: e.o.typ, SendCQ: e.scq, RecvCQ: e.rcq, Cap: e.o.cap, SigAll: e.o.sigAll, Handler: e.qev}
-	if e.srq != nil {
+	create := e.pd.CreateQP
+	switch {
+	case e.o.typ == ini:
+		in.RecvCQ = nil
+	case e.o.typ == tgt:
+		in = hca.QPInit{Type: tgt, Handler: e.qev}
+		create = e.xrcd.CreateQP
+	case e.srq != nil:
 		in.SRQ = e.srq
 	}
-	q, err := e.pd.CreateQP(in)
+	q, err := create(in)
 	must(e.t, err)
 	e.t.Cleanup(func() { must(e.t, q.Close()) })
 	return q
@@ -204,9 +223,9 @@ func (e *end) rtrAttr(peer *end) (hca.QPAttr, hca.QPAttrMask) {
 	}
 	m := hca.QPMaskState | hca.QPMaskAV | hca.QPMaskPathMTU | hca.QPMaskDestQPN | hca.QPMaskRQPSN
 	switch e.o.typ {
-	case hca.QPTypeRC:
+	case rc, tgt:
 		m |= hca.QPMaskMaxDestRdAtomic | hca.QPMaskMinRNRTimer
-	case hca.QPTypeUD:
+	case ud:
 		m = hca.QPMaskState
 	}
 	return a, m
@@ -224,8 +243,11 @@ func (e *end) rtsAttr() (hca.QPAttr, hca.QPAttrMask) {
 		RNRRetry: e.o.rnrRetry, MaxRdAtomic: e.o.rd,
 	}
 	m := hca.QPMaskState | hca.QPMaskSQPSN
-	if e.o.typ == hca.QPTypeRC {
+	switch e.o.typ {
+	case rc, ini:
 		m |= hca.QPMaskTimeout | hca.QPMaskRetryCnt | hca.QPMaskRNRRetry | hca.QPMaskMaxRdAtomic
+	case tgt:
+		m |= hca.QPMaskTimeout
 	}
 	return a, m
 }
@@ -263,6 +285,9 @@ func pairOf(t testing.TB, p Pair, oa, ob opts) (a, b *end) {
 
 func link(a, b *end) {
 	a.t.Helper()
+	if b.srq != nil {
+		a.srqn = b.srq.Num()
+	}
 	a.toInit()
 	b.toInit()
 	a.toRTR(b)
@@ -299,14 +324,14 @@ func (e *end) postRecv(id uint64, sge ...hca.SGE) {
 
 // send is a signaled send of n bytes at off.
 func (e *end) send(id uint64, off, n int) hca.SendWR {
-	return hca.SendWR{ID: id, Opcode: hca.OpSend, Flags: hca.SendSignaled, SGE: []hca.SGE{e.sge(off, n)}}
+	return hca.SendWR{ID: id, Opcode: hca.OpSend, Flags: hca.SendSignaled, SGE: []hca.SGE{e.sge(off, n)}, RemoteSRQN: e.srqn}
 }
 
 // rdma is a signaled one-sided operation on n bytes: local at loff, at peer's roff.
 func (e *end) rdma(op hca.SendOpcode, id uint64, loff int, peer *end, roff, n int) hca.SendWR {
 	return hca.SendWR{
 		ID: id, Opcode: op, Flags: hca.SendSignaled, SGE: []hca.SGE{e.sge(loff, n)},
-		RemoteAddr: memBase + uint64(roff), RKey: peer.mr.RKey(),
+		RemoteAddr: memBase + uint64(roff), RKey: peer.mr.RKey(), RemoteSRQN: e.srqn,
 	}
 }
 

@@ -32,22 +32,22 @@ type kernelMove struct {
 const (
 	bCur, bNotify, bAccess, bPKey, bPort, bQKey, bAV, bMTU, bTmo, bRetry, bRNR, bRQPSN = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12
 	bRd, bAlt, bMinRNR, bSQPSN, bDestRd, bMig, bCap, bQPN                              = 13, 14, 15, 16, 17, 18, 19, 20
-	rst, ini, rtr, rts, sqd, sqe, errS                                                 = hca.QPReset, hca.QPInitState, hca.QPRTR, hca.QPRTS, hca.QPSQD, hca.QPSQE, hca.QPErr
-	rc, uc, ud                                                                         = hca.QPTypeRC, hca.QPTypeUC, hca.QPTypeUD
+	rst, inS, rtr, rts, sqd, sqe, errS                                                 = hca.QPReset, hca.QPInitState, hca.QPRTR, hca.QPRTS, hca.QPSQD, hca.QPSQE, hca.QPErr
+	rc, uc, ud, ini, tgt                                                               = hca.QPTypeRC, hca.QPTypeUC, hca.QPTypeUD, hca.QPTypeXRCIni, hca.QPTypeXRCTgt
 )
 
 type bl = []int
 
 var kernelMoves = []kernelMove{
-	{rst, ini, rc, bl{bPKey, bPort, bAccess}, nil},
-	{rst, ini, uc, bl{bPKey, bPort, bAccess}, nil},
-	{rst, ini, ud, bl{bPKey, bPort, bQKey}, nil},
-	{ini, ini, rc, nil, bl{bPKey, bPort, bAccess}},
-	{ini, ini, uc, nil, bl{bPKey, bPort, bAccess}},
-	{ini, ini, ud, nil, bl{bPKey, bPort, bQKey}},
-	{ini, rtr, rc, bl{bAV, bMTU, bQPN, bRQPSN, bDestRd, bMinRNR}, bl{bAlt, bAccess, bPKey}},
-	{ini, rtr, uc, bl{bAV, bMTU, bQPN, bRQPSN}, bl{bAlt, bAccess, bPKey}},
-	{ini, rtr, ud, nil, bl{bPKey, bQKey}},
+	{rst, inS, rc, bl{bPKey, bPort, bAccess}, nil},
+	{rst, inS, uc, bl{bPKey, bPort, bAccess}, nil},
+	{rst, inS, ud, bl{bPKey, bPort, bQKey}, nil},
+	{inS, inS, rc, nil, bl{bPKey, bPort, bAccess}},
+	{inS, inS, uc, nil, bl{bPKey, bPort, bAccess}},
+	{inS, inS, ud, nil, bl{bPKey, bPort, bQKey}},
+	{inS, rtr, rc, bl{bAV, bMTU, bQPN, bRQPSN, bDestRd, bMinRNR}, bl{bAlt, bAccess, bPKey}},
+	{inS, rtr, uc, bl{bAV, bMTU, bQPN, bRQPSN}, bl{bAlt, bAccess, bPKey}},
+	{inS, rtr, ud, nil, bl{bPKey, bQKey}},
 	{rtr, rts, rc, bl{bTmo, bRetry, bRNR, bSQPSN, bRd}, bl{bCur, bAlt, bAccess, bMinRNR, bMig}},
 	{rtr, rts, uc, bl{bSQPSN}, bl{bCur, bAlt, bAccess, bMig}},
 	{rtr, rts, ud, bl{bSQPSN}, bl{bCur, bQKey}},
@@ -65,6 +65,23 @@ var kernelMoves = []kernelMove{
 	{sqd, sqd, ud, nil, bl{bPKey, bQKey}},
 	{sqe, rts, uc, nil, bl{bCur, bAccess}},
 	{sqe, rts, ud, nil, bl{bCur, bQKey}},
+
+	{rst, inS, ini, bl{bPKey, bPort, bAccess}, nil},
+	{rst, inS, tgt, bl{bPKey, bPort, bAccess}, nil},
+	{inS, inS, ini, nil, bl{bPKey, bPort, bAccess}},
+	{inS, inS, tgt, nil, bl{bPKey, bPort, bAccess}},
+	{inS, rtr, ini, bl{bAV, bMTU, bQPN, bRQPSN}, bl{bAlt, bAccess, bPKey}},
+	{inS, rtr, tgt, bl{bAV, bMTU, bQPN, bRQPSN, bDestRd, bMinRNR}, bl{bAlt, bAccess, bPKey}},
+	{rtr, rts, ini, bl{bTmo, bRetry, bRNR, bSQPSN, bRd}, bl{bCur, bAlt, bAccess, bMig}},
+	{rtr, rts, tgt, bl{bTmo, bSQPSN}, bl{bCur, bAlt, bAccess, bMinRNR, bMig}},
+	{rts, rts, ini, nil, bl{bCur, bAccess, bAlt, bMig}},
+	{rts, rts, tgt, nil, bl{bCur, bAccess, bAlt, bMig, bMinRNR}},
+	{rts, sqd, ini, nil, bl{bNotify}},
+	{rts, sqd, tgt, nil, bl{bNotify}},
+	{sqd, rts, ini, nil, bl{bCur, bAlt, bAccess, bMig}},
+	{sqd, rts, tgt, nil, bl{bCur, bAlt, bAccess, bMinRNR, bMig}},
+	{sqd, sqd, ini, nil, bl{bPort, bAV, bTmo, bRetry, bRNR, bRd, bAlt, bAccess, bPKey, bMig}},
+	{sqd, sqd, tgt, nil, bl{bPort, bAV, bTmo, bDestRd, bAlt, bAccess, bPKey, bMinRNR, bMig}},
 }
 
 func maskOf(bits []int) hca.QPAttrMask {
@@ -95,7 +112,7 @@ func bring(t *testing.T, p Pair, typ hca.QPType, s hca.QPState) *end {
 		return e
 	}
 	e.toInit()
-	if s == ini {
+	if s == inS {
 		return e
 	}
 	if s == errS {
@@ -135,9 +152,13 @@ func goodAttr(e *end, from, to hca.QPState) hca.QPAttr {
 }
 
 func testMatrix(t *testing.T, p Pair) {
-	for _, typ := range []hca.QPType{rc, uc, ud} {
+	matrix(t, p, rc, uc, ud)
+}
+
+func matrix(t *testing.T, p Pair, types ...hca.QPType) {
+	for _, typ := range types {
 		for from := rst; from <= errS; from++ {
-			if typ == rc && from == sqe {
+			if from == sqe && typ != uc && typ != ud {
 				continue // cannot be reached
 			}
 			for to := rst; to <= errS+1; to++ {
@@ -205,17 +226,17 @@ func testBadAttributes(t *testing.T, p Pair) {
 		wantErrno(t, e.qp.Modify(&a, m), unix.EINVAL)
 		must(t, e.qp.Modify(&ok, m))
 	}
-	toState(rst, ini, func(a *hca.QPAttr) { a.Port = 0 })
-	toState(rst, ini, func(a *hca.QPAttr) { a.Port = 2 })
-	toState(rst, ini, func(a *hca.QPAttr) { a.PKeyIndex = uint16(dev.PKeyTableLen) })
-	toState(ini, rtr, func(a *hca.QPAttr) { a.PathMTU = 0 })
-	toState(ini, rtr, func(a *hca.QPAttr) { a.PathMTU = 6 })
-	toState(ini, rtr, func(a *hca.QPAttr) { a.MaxDestRdAtomic = uint8(dev.MaxQPRdAtom) + 1 })
-	toState(ini, rtr, func(a *hca.QPAttr) { a.MinRNRTimer = 32 })
-	toState(ini, rtr, func(a *hca.QPAttr) { a.AH.Port = 3 })
-	toState(ini, rtr, func(a *hca.QPAttr) { a.AH.DLID = 0xc001 })
-	toState(ini, rtr, func(a *hca.QPAttr) { a.DestQPN = 1 << 24 })
-	toState(ini, rtr, func(a *hca.QPAttr) { a.AltPort = 2 })
+	toState(rst, inS, func(a *hca.QPAttr) { a.Port = 0 })
+	toState(rst, inS, func(a *hca.QPAttr) { a.Port = 2 })
+	toState(rst, inS, func(a *hca.QPAttr) { a.PKeyIndex = uint16(dev.PKeyTableLen) })
+	toState(inS, rtr, func(a *hca.QPAttr) { a.PathMTU = 0 })
+	toState(inS, rtr, func(a *hca.QPAttr) { a.PathMTU = 6 })
+	toState(inS, rtr, func(a *hca.QPAttr) { a.MaxDestRdAtomic = uint8(dev.MaxQPRdAtom) + 1 })
+	toState(inS, rtr, func(a *hca.QPAttr) { a.MinRNRTimer = 32 })
+	toState(inS, rtr, func(a *hca.QPAttr) { a.AH.Port = 3 })
+	toState(inS, rtr, func(a *hca.QPAttr) { a.AH.DLID = 0xc001 })
+	toState(inS, rtr, func(a *hca.QPAttr) { a.DestQPN = 1 << 24 })
+	toState(inS, rtr, func(a *hca.QPAttr) { a.AltPort = 2 })
 	toState(rtr, rts, func(a *hca.QPAttr) { a.MaxRdAtomic = uint8(dev.MaxQPInitRd) + 1 })
 	toState(rtr, rts, func(a *hca.QPAttr) { a.Timeout = 32 })
 	toState(rtr, rts, func(a *hca.QPAttr) { a.RetryCnt = 8 })
@@ -240,7 +261,7 @@ func testQuery(t *testing.T, p Pair) {
 
 func testPostInStates(t *testing.T, p Pair) {
 	for _, typ := range []hca.QPType{rc, uc, ud} {
-		for _, s := range []hca.QPState{rst, ini, rtr, rts, sqd, sqe, errS} {
+		for _, s := range []hca.QPState{rst, inS, rtr, rts, sqd, sqe, errS} {
 			if typ == rc && s == sqe {
 				continue
 			}
@@ -251,7 +272,7 @@ func testPostInStates(t *testing.T, p Pair) {
 			}
 			n, err := e.qp.PostSend([]hca.SendWR{w})
 			switch s {
-			case rst, ini, rtr:
+			case rst, inS, rtr:
 				wantErrno(t, err, unix.EINVAL)
 			default:
 				if err != nil || n != 1 {

@@ -16,10 +16,11 @@ func (m *flat) ReadAt(p []byte, addr uint64) error  { copy(p, (*m)[addr-flatBase
 func (m *flat) WriteAt(p []byte, addr uint64) error { copy((*m)[addr-flatBase:], p); return nil }
 
 type client struct {
-	cq hca.CQ
-	qp hca.QP
-	mr hca.MR
-	pd hca.PD
+	cq  hca.CQ
+	qp  hca.QP
+	mr  hca.MR
+	pd  hca.PD
+	srq hca.SRQ // of an XRC target
 }
 
 func newClient(t testing.TB, d hca.Device, typ hca.QPType, size int) *client {
@@ -33,11 +34,27 @@ func newClient(t testing.TB, d hca.Device, typ hca.QPType, size int) *client {
 	m := make(flat, size)
 	c.mr, err = c.pd.RegMR(hca.MRInit{Mem: &m, Start: flatBase, Length: uint64(size), IOVA: flatBase, Access: 15})
 	check(t, err)
-	c.qp, err = c.pd.CreateQP(hca.QPInit{Type: typ, SendCQ: c.cq, RecvCQ: c.cq,
-		Cap: hca.QPCap{MaxSendWR: 128, MaxRecvWR: 128, MaxSendSGE: 2, MaxRecvSGE: 2, MaxInline: 64}})
+	in := hca.QPInit{Type: typ, SendCQ: c.cq, RecvCQ: c.cq,
+		Cap: hca.QPCap{MaxSendWR: 128, MaxRecvWR: 128, MaxSendSGE: 2, MaxRecvSGE: 2, MaxInline: 64}}
+	create := c.pd.CreateQP
+	switch typ {
+	case hca.QPTypeXRCIni:
+		in.RecvCQ = nil
+	case hca.QPTypeXRCTgt:
+		x, err := d.AllocXRCD()
+		check(t, err)
+		t.Cleanup(func() { check(t, x.Close()) })
+		c.srq, err = c.pd.CreateSRQ(hca.SRQInit{MaxWR: 128, MaxSGE: 2, XRCD: x, CQ: c.cq})
+		check(t, err)
+		create = x.CreateQP
+	}
+	c.qp, err = create(in)
 	check(t, err)
 	t.Cleanup(func() {
 		check(t, c.qp.Close())
+		if c.srq != nil {
+			check(t, c.srq.Close())
+		}
 		check(t, c.mr.Close())
 		check(t, c.cq.Close())
 		check(t, c.pd.Close())
@@ -66,10 +83,20 @@ func connect(t testing.TB, a, b *client, typ hca.QPType) {
 			continue
 		}
 		check(t, q.Modify(&at, hca.QPMaskState|ma|hca.QPMaskAccess))
-		check(t, q.Modify(&hca.QPAttr{State: hca.QPRTR, PathMTU: 5, DestQPN: peer.Num(), AH: hca.AHAttr{DLID: 1, Port: 1}, MaxDestRdAtomic: 4, MinRNRTimer: 12},
-			hca.QPMaskState|hca.QPMaskAV|hca.QPMaskPathMTU|hca.QPMaskDestQPN|hca.QPMaskRQPSN|hca.QPMaskMaxDestRdAtomic|hca.QPMaskMinRNRTimer))
-		check(t, q.Modify(&hca.QPAttr{State: hca.QPRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRdAtomic: 4},
-			hca.QPMaskState|hca.QPMaskTimeout|hca.QPMaskRetryCnt|hca.QPMaskRNRRetry|hca.QPMaskSQPSN|hca.QPMaskMaxRdAtomic))
+		toRTR := hca.QPMaskState | hca.QPMaskAV | hca.QPMaskPathMTU | hca.QPMaskDestQPN | hca.QPMaskRQPSN
+		toRTS := hca.QPMaskState | hca.QPMaskSQPSN
+		_, in := q.Query()
+		if in.Type == hca.QPTypeRC || in.Type == hca.QPTypeXRCTgt {
+			toRTR |= hca.QPMaskMaxDestRdAtomic | hca.QPMaskMinRNRTimer
+		}
+		switch in.Type {
+		case hca.QPTypeRC, hca.QPTypeXRCIni:
+			toRTS |= hca.QPMaskTimeout | hca.QPMaskRetryCnt | hca.QPMaskRNRRetry | hca.QPMaskMaxRdAtomic
+		case hca.QPTypeXRCTgt:
+			toRTS |= hca.QPMaskTimeout
+		}
+		check(t, q.Modify(&hca.QPAttr{State: hca.QPRTR, PathMTU: 5, DestQPN: peer.Num(), AH: hca.AHAttr{DLID: 1, Port: 1}, MaxDestRdAtomic: 4, MinRNRTimer: 12}, toRTR))
+		check(t, q.Modify(&hca.QPAttr{State: hca.QPRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRdAtomic: 4}, toRTS))
 	}
 }
 
@@ -83,14 +110,24 @@ type loopMsg struct {
 }
 
 func newLoop(t testing.TB, typ hca.QPType, op hca.SendOpcode, n int) *loopMsg {
-	d := device(t, loop.New(), 1)
-	a, b := newClient(t, d, typ, 1<<20), newClient(t, d, typ, 1<<20)
+	return newLoopOn(t, device(t, loop.New(), 1), typ, op, n)
+}
+
+func newLoopOn(t testing.TB, d hca.Device, typ hca.QPType, op hca.SendOpcode, n int) *loopMsg {
+	peer := typ
+	if typ == hca.QPTypeXRCIni {
+		peer = hca.QPTypeXRCTgt
+	}
+	a, b := newClient(t, d, typ, 1<<20), newClient(t, d, peer, 1<<20)
 	connect(t, a, b, typ)
 	l := &loopMsg{a: a, b: b, wc: make([]hca.WC, 4)}
 	l.send = []hca.SendWR{{ID: 1, Opcode: op, Flags: hca.SendSignaled, RemoteAddr: flatBase, RKey: b.mr.RKey(),
 		SGE: []hca.SGE{{Addr: flatBase, Length: uint32(n), LKey: a.mr.LKey()}}}}
 	if op == hca.OpSend {
 		l.recv = []hca.RecvWR{{ID: 2, SGE: []hca.SGE{{Addr: flatBase, Length: uint32(n + 40), LKey: b.mr.LKey()}}}}
+	}
+	if b.srq != nil {
+		l.send[0].RemoteSRQN = b.srq.Num()
 	}
 	if typ == hca.QPTypeUD {
 		ah, err := a.pd.CreateAH(hca.AHAttr{DLID: 1, Port: 1})
@@ -102,10 +139,17 @@ func newLoop(t testing.TB, typ hca.QPType, op hca.SendOpcode, n int) *loopMsg {
 
 func (l *loopMsg) step(t testing.TB) {
 	if l.recv != nil {
-		if _, err := l.b.qp.PostRecv(l.recv); err != nil {
+		var q interface {
+			PostRecv([]hca.RecvWR) (int, error)
+			Run()
+		} = l.b.qp
+		if l.b.srq != nil {
+			q = l.b.srq
+		}
+		if _, err := q.PostRecv(l.recv); err != nil {
 			t.Fatal(err)
 		}
-		l.b.qp.Run()
+		q.Run()
 	}
 	if _, err := l.a.qp.PostSend(l.send); err != nil {
 		t.Fatal(err)
@@ -134,6 +178,9 @@ var loops = []struct {
 	{"RCFetchAdd", hca.QPTypeRC, hca.OpAtomicFetchAdd, 8},
 	{"UCSend64", hca.QPTypeUC, hca.OpSend, 64},
 	{"UDSend64", hca.QPTypeUD, hca.OpSend, 64},
+	{"XRCSend64", hca.QPTypeXRCIni, hca.OpSend, 64},
+	{"XRCWrite64K", hca.QPTypeXRCIni, hca.OpRDMAWrite, 65536},
+	{"XRCFetchAdd", hca.QPTypeXRCIni, hca.OpAtomicFetchAdd, 8},
 }
 
 func BenchmarkMessage(b *testing.B) {
@@ -141,6 +188,52 @@ func BenchmarkMessage(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			l := newLoop(b, c.typ, c.op, c.n)
 			b.SetBytes(int64(c.n))
+			b.ReportAllocs()
+			for b.Loop() {
+				l.step(b)
+			}
+		})
+	}
+}
+
+// told is a handler that arms its CQ again.
+type told struct{ cq hca.CQ }
+
+func (h *told) Completion()           { h.cq.ReqNotify(hca.NotifyNextComp) }
+func (h *told) CQEvent(hca.EventType) {}
+
+// moderate gives l's receiver a CQ with a handler, moderated or not.
+func (l *loopMsg) moderate(t testing.TB, d hca.Device, count, period uint16) {
+	ctx, err := d.AllocUContext(nil)
+	check(t, err)
+	h := &told{}
+	h.cq, err = ctx.CreateCQ(hca.CQInit{Entries: 256, Handler: h})
+	check(t, err)
+	check(t, h.cq.Modify(count, period))
+	own := l.b.cq
+	check(t, l.b.qp.Close())
+	l.b.cq = h.cq
+	l.b.qp, err = l.b.pd.CreateQP(hca.QPInit{Type: hca.QPTypeRC, SendCQ: h.cq, RecvCQ: h.cq,
+		Cap: hca.QPCap{MaxSendWR: 128, MaxRecvWR: 128, MaxSendSGE: 2, MaxRecvSGE: 2}})
+	check(t, err)
+	check(t, l.a.qp.Modify(&hca.QPAttr{State: hca.QPReset}, hca.QPMaskState))
+	connect(t, l.a, l.b, hca.QPTypeRC)
+	h.cq.ReqNotify(hca.NotifyNextComp)
+	t.Cleanup(func() { check(t, own.Close()); check(t, ctx.Close()) }) // the QP and its CQ are newClient's to close
+}
+
+var moderations = []struct {
+	name          string
+	count, period uint16
+}{{"None", 0, 0}, {"Count16", 16, 0}, {"Both", 16, 1000}, {"Period", 0, 10}}
+
+// BenchmarkNotify is RCSend64 with a receiver that is told of completions.
+func BenchmarkNotify(b *testing.B) {
+	for _, c := range moderations {
+		b.Run(c.name, func(b *testing.B) {
+			d := device(b, loop.New(), 1)
+			l := newLoopOn(b, d, hca.QPTypeRC, hca.OpSend, 64)
+			l.moderate(b, d, c.count, c.period)
 			b.ReportAllocs()
 			for b.Loop() {
 				l.step(b)
@@ -175,6 +268,19 @@ func TestNoAllocs(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			l := newLoop(t, c.typ, c.op, c.n)
 			for range 300 { // the rings grow, the pools fill
+				l.step(t)
+			}
+			if n := testing.AllocsPerRun(2000, func() { l.step(t) }); n != 0 {
+				t.Errorf("%v allocations per message", n)
+			}
+		})
+	}
+	for _, c := range moderations {
+		t.Run("Notify"+c.name, func(t *testing.T) {
+			d := device(t, loop.New(), 1)
+			l := newLoopOn(t, d, hca.QPTypeRC, hca.OpSend, 64)
+			l.moderate(t, d, c.count, c.period)
+			for range 300 {
 				l.step(t)
 			}
 			if n := testing.AllocsPerRun(2000, func() { l.step(t) }); n != 0 {

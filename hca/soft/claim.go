@@ -26,7 +26,7 @@ func (x *exec) claim(p *QP, n uint64) (v verdict, ok bool) {
 		r.mu.Unlock()
 		return v, false
 	}
-	r.claimer, r.claimID = x, x.recv.id
+	r.claimer, r.claimID, r.claimSRQ = x, x.recv.id, x.srq
 	p.estLocked()
 	r.mu.Unlock()
 	x.wc = hca.WC{ID: x.recv.id, QPN: p.num, SrcQP: x.q.num, Port: physPort,
@@ -49,10 +49,14 @@ func (x *exec) busyPeer() verdict {
 }
 
 // popLocked takes a receive of q's, whose r.mu is held, into x. When there is
-// none a sender on RC is parked. On UC and UD a receive that is too small for n
+// none a sender on RC or XRC is parked. On UC and UD a receive that is too small for n
 // bytes stays where it is, because the message is dropped instead.
 func (q *QP) popLocked(x *exec, n uint64) bool {
-	unreliable := q.typ != hca.QPTypeRC
+	unreliable := !reliable(q.typ)
+	if x.srq != nil {
+		q.r.rnrSRQ = x.srq
+		return x.srq.pop(x, n, unreliable)
+	}
 	if q.srq != nil {
 		return q.srq.pop(x, n, unreliable)
 	}
@@ -99,7 +103,7 @@ func (x *exec) finishRecv(p *QP, res moved) (verdict, hca.WCStatus) {
 	}
 	switch {
 	case p.r.state == hca.QPErr:
-		p.pushFlushedRecv(x.recv.id, &x.notes)
+		p.flushClaimLocked(&x.notes)
 		p.flushRQLocked(&x.notes)
 		p.r.mu.Unlock()
 		return x.noPeer()
@@ -113,7 +117,7 @@ func (x *exec) finishRecv(p *QP, res moved) (verdict, hca.WCStatus) {
 	}
 	p.r.count.rxBytes += x.length
 	p.r.count.rxPkts += packets(x.length)
-	ok := p.recvCQ.push(&x.wc, x.flags&hca.SendSolicited != 0, &x.notes)
+	ok := x.pushRecv(p, &x.wc, x.flags&hca.SendSolicited != 0)
 	p.r.mu.Unlock()
 	if !ok {
 		p.toErr(hca.EventQPFatal, &x.notes)
@@ -128,11 +132,11 @@ func (x *exec) failRecv(p *QP, st hca.WCStatus, ev hca.EventType) {
 	if x.releaseLocked(p) {
 		switch {
 		case p.r.state == hca.QPErr:
-			p.pushFlushedRecv(x.recv.id, &x.notes)
+			p.flushClaimLocked(&x.notes)
 			p.flushRQLocked(&x.notes)
 		case canReceive(p.r.state):
 			wc := hca.WC{ID: x.recv.id, Status: st, Opcode: hca.WCRecv, QPN: p.num}
-			p.recvCQ.push(&wc, true, &x.notes)
+			x.pushRecv(p, &wc, true)
 		}
 	}
 	p.r.mu.Unlock()
@@ -152,7 +156,7 @@ func (x *exec) orphan(p *QP) {
 	}
 	switch {
 	case p.r.state == hca.QPErr:
-		p.pushFlushedRecv(x.recv.id, &x.notes)
+		p.flushClaimLocked(&x.notes)
 		p.flushRQLocked(&x.notes)
 	case canReceive(p.r.state):
 		x.orphanLocked(p)
@@ -162,7 +166,7 @@ func (x *exec) orphan(p *QP) {
 // orphanLocked leaves a released receive to nobody. On UC, where the next
 // message may be a good one, it is completed in error instead.
 func (x *exec) orphanLocked(p *QP) {
-	if p.typ == hca.QPTypeRC {
+	if reliable(p.typ) {
 		p.r.claimer = orphaned
 		return
 	}

@@ -32,11 +32,17 @@ func (x *exec) perform() (verdict, hca.WCStatus) {
 	if p == nil {
 		return x.noPeer()
 	}
-	if p.pd.ctx != q.pd.ctx {
-		if !p.pd.ctx.gate.enterOrPark(q) {
+	if q.typ == hca.QPTypeXRCIni {
+		if !x.enterSRQ(p) {
+			return finished, hca.WCRemInvReqErr
+		}
+		defer x.leaveSRQ()
+	}
+	if ctx := x.peerPD(p).ctx; ctx != q.pd.ctx {
+		if !ctx.gate.enterOrPark(q) {
 			return needPlace, 0
 		}
-		defer p.pd.ctx.gate.leave()
+		defer ctx.gate.leave()
 	}
 	var v verdict
 	var st hca.WCStatus
@@ -64,7 +70,7 @@ func (x *exec) lookup() *QP {
 	if !ok || !d.up.Load() || !x.q.dev.up.Load() {
 		return nil
 	}
-	return d.qps.lookup(x.qpn)
+	return d.qp(x.qpn)
 }
 
 // findPeer is lookup for connected QPs: nil also if the other end is not
@@ -86,7 +92,7 @@ func (x *exec) findPeer() *QP {
 // acceptedLocked: is p, whose r.mu is held, ready for messages from x.q?
 func (x *exec) acceptedLocked(p *QP) bool {
 	r, q := &p.r, x.q
-	if p.typ != q.typ || !canReceive(r.state) || r.destQPN != q.num {
+	if p.typ != peerType(q.typ) || !canReceive(r.state) || r.destQPN != q.num {
 		return false
 	}
 	port := q.dev.port
@@ -166,7 +172,7 @@ func (x *exec) send(p *QP) (verdict, hca.WCStatus) {
 // checkRecv checks a claimed receive against the message: what the receive is
 // to be completed with.
 func (x *exec) checkRecv(p *QP) hca.WCStatus {
-	pd := p.pd
+	pd := x.peerPD(p)
 	if p.srq != nil {
 		pd = p.srq.pd
 	}
@@ -299,7 +305,7 @@ func (x *exec) remote(p *QP, need hca.Access, n uint64) (v verdict, st hca.WCSta
 	case n == 0:
 		x.dst.segs, x.dst.n, x.dst.i, x.dst.off = x.dst.segs[:0], 0, 0, 0
 		return 0, 0, true
-	case !x.dst.one(p.pd, x.rkey, x.remoteAddr, n, need):
+	case !x.dst.one(x.peerPD(p), x.rkey, x.remoteAddr, n, need):
 		st = hca.WCRemAccessErr
 		if !uc {
 			p.toErr(hca.EventQPAccessErr, &x.notes)

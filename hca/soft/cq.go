@@ -26,6 +26,7 @@ type CQ struct {
 	failed  bool            // overrun: takes nothing more (IBTA 1.4 §11.6.3.1)
 	closed  bool
 	waiter  hca.Waiter
+	mod     *moderation // nil: never was moderated
 }
 
 var _ hca.CQ = (*CQ)(nil)
@@ -91,16 +92,26 @@ func (c *CQ) push(wc *hca.WC, solicited bool, n *notes) bool {
 	c.count++
 	if c.armed&hca.NotifyNextComp != 0 ||
 		c.armed&hca.NotifySolicited != 0 && (solicited || wc.Status != hca.WCSuccess) {
-		c.armed = 0
-		if c.handler != nil {
-			c.due = true
-			n.add(c)
+		if c.mod == nil || c.holdLocked() {
+			c.tellLocked()
+			if c.due {
+				n.add(c)
+			}
 		}
 	}
 	if c.waiter != nil {
 		n.add(c)
 	}
 	return true
+}
+
+// tellLocked ends the arm: the Completion is due.
+func (c *CQ) tellLocked() {
+	c.armed = 0
+	c.due = c.handler != nil
+	if c.mod != nil {
+		c.mod.untold = 0
+	}
 }
 
 func (c *CQ) resizeLocked(n int) {
@@ -194,6 +205,9 @@ func (c *CQ) Resize(entries int) error {
 	if len(c.ring) > entries {
 		c.resizeLocked(entries)
 	}
+	if c.mod != nil {
+		c.tellIfDueLocked()
+	}
 	return nil
 }
 
@@ -206,6 +220,9 @@ func (c *CQ) Close() error {
 		return nil
 	}
 	c.closed, c.due, c.armed = true, false, 0
+	if c.mod != nil && c.mod.timer != nil {
+		c.mod.timer.Stop()
+	}
 	wake := c.waiter != nil
 	c.mu.Unlock()
 	if wake {

@@ -221,7 +221,7 @@ func (q *QP) completeDatagram(x *exec) {
 	if x.releaseLocked(q) {
 		switch {
 		case q.r.state == hca.QPErr:
-			q.pushFlushedRecv(x.recv.id, &x.notes)
+			q.flushClaimLocked(&x.notes)
 			q.flushRQLocked(&x.notes)
 		case canReceive(q.r.state):
 			q.r.count.rxBytes += x.length

@@ -17,7 +17,7 @@ type Config struct {
 	// VendorID and VendorPartID are what query_device reports.
 	VendorID, VendorPartID uint32
 	// Limits; each is at most what DefaultAttr says.
-	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxPD, MaxAH, MaxSRQ uint32
+	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxMW, MaxPD, MaxAH, MaxSRQ uint32
 }
 
 const (
@@ -45,12 +45,15 @@ type Device struct {
 	port   *loop.Port
 
 	mrs    mrTable
-	qps    qpTable
+	qps    numTable[QP]
+	srqs   numTable[SRQ] // XRC SRQs only
 	events events
 	pool   pool
 
-	nPD, nCQ, nQP, nAH, nSRQ atomic.Int32 // what exists, against attr's limits
-	up                       atomic.Bool  // changed under mu
+	// What exists, against attr's limits and maxXRCD.
+	nPD, nCQ, nQP, nAH, nSRQ, nMW, nXRCD atomic.Int32
+
+	up atomic.Bool // changed under mu
 
 	// mu guards what is below. Leaf.
 	mu       sync.Mutex
@@ -67,17 +70,18 @@ func DefaultAttr() hca.DeviceAttr {
 		MaxMRSize:     1 << 63,
 		PageSizeCap:   0xfffff000,
 		HWVer:         1,
-		MaxQP:         qpIndexMax - qpIndexMin,
+		MaxQP:         numIndexMax - numIndexMin,
 		MaxQPWR:       16384,
 		CapFlags:      capFlags,
 		MaxSGE:        maxSGE,
 		MaxSGERD:      maxSGE,
-		MaxCQ:         65536,
+		MaxCQ:         1 << 18,
 		MaxCQE:        1 << 20,
 		MaxMR:         1 << 20,
-		MaxPD:         65536,
+		MaxMW:         1 << 20,
+		MaxPD:         1 << 18,
 		MaxQPRdAtom:   16,
-		MaxResRdAtom:  16 * (qpIndexMax - qpIndexMin),
+		MaxResRdAtom:  16 * (numIndexMax - numIndexMin),
 		MaxQPInitRd:   16,
 		AtomicCap:     1, // IB_ATOMIC_HCA
 		MaxMcastGrp:   8192,
@@ -92,6 +96,8 @@ func DefaultAttr() hca.DeviceAttr {
 		PhysPortCnt:   1,
 		CompVectors:   1,
 		MaxInline:     maxInline,
+		MaxCQCount:    1<<16 - 1, // 16 bits, as mlx5's
+		MaxCQPeriod:   1<<16 - 1,
 		GIDTableLen:   gidTableLen,
 		PKeyTableLen:  1,
 	}
@@ -99,8 +105,10 @@ func DefaultAttr() hca.DeviceAttr {
 
 // capFlags: BAD_PKEY_CNTR, BAD_QKEY_CNTR, UD_AV_PORT_ENFORCE,
 // CURR_QP_STATE_MOD, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN,
-// SRQ_RESIZE (enum ib_device_cap_flags), as the kernel's software drivers.
-const capFlags = 1<<1 | 1<<2 | 1<<6 | 1<<7 | 1<<10 | 1<<11 | 1<<12 | 1<<13
+// SRQ_RESIZE (enum ib_device_cap_flags), as the kernel's software drivers, and
+// XRC. MEM_WINDOW and its types 2A and 2B promise that a window can be bound,
+// which no queue here does: they stay off though windows can be allocated.
+const capFlags = 1<<1 | 1<<2 | 1<<6 | 1<<7 | 1<<10 | 1<<11 | 1<<12 | 1<<13 | 1<<20
 
 // New attaches a device to the fabric, with its port up.
 func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
@@ -117,7 +125,7 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 	}{
 		{&a.MaxQP, cfg.MaxQP, "MaxQP"}, {&a.MaxQPWR, cfg.MaxQPWR, "MaxQPWR"},
 		{&a.MaxCQ, cfg.MaxCQ, "MaxCQ"}, {&a.MaxCQE, cfg.MaxCQE, "MaxCQE"},
-		{&a.MaxMR, cfg.MaxMR, "MaxMR"}, {&a.MaxPD, cfg.MaxPD, "MaxPD"},
+		{&a.MaxMR, cfg.MaxMR, "MaxMR"}, {&a.MaxMW, cfg.MaxMW, "MaxMW"}, {&a.MaxPD, cfg.MaxPD, "MaxPD"},
 		{&a.MaxAH, cfg.MaxAH, "MaxAH"}, {&a.MaxSRQ, cfg.MaxSRQ, "MaxSRQ"},
 	} {
 		if l.want > *l.to {
@@ -128,8 +136,9 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 		}
 	}
 	d.attr = a
-	d.mrs.init(a.MaxMR)
+	d.mrs.init(a.MaxMR, a.MaxMW)
 	d.qps.init()
+	d.srqs.init()
 	p, err := fabric.Attach(gidOf(cfg.GUID), d)
 	if err != nil {
 		return nil, fmt.Errorf("new device: %w", err)
@@ -156,10 +165,12 @@ func (d *Device) Close() error {
 	return nil
 }
 
+// Ops are the optional methods that every device of this package has.
+const Ops = hca.OpReqNotify | hca.OpResizeCQ | hca.OpSRQ | hca.OpModifySRQ | hca.OpMcast | hca.OpAH |
+	hca.OpMW | hca.OpXRC | hca.OpReregMR | hca.OpModifyCQ
+
 // Ops are the optional methods that work.
-func (d *Device) Ops() hca.OpSet {
-	return hca.OpReqNotify | hca.OpResizeCQ | hca.OpSRQ | hca.OpModifySRQ | hca.OpMcast | hca.OpAH
-}
+func (d *Device) Ops() hca.OpSet { return Ops }
 
 // Attr is constant.
 func (d *Device) Attr() *hca.DeviceAttr { return &d.attr }

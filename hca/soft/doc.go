@@ -1,5 +1,5 @@
-// Package soft is the verbs engine: PD, MR, CQ, SRQ, QP and AH of a software
-// HCA, their state machines, the data path between queue pairs of one daemon,
+// Package soft is the verbs engine: PD, MR, MW, CQ, SRQ, QP, AH and XRC domain of
+// a software HCA, their state machines, the data path between queue pairs of one daemon,
 // completions and events.
 //
 // Who may call it: cmd makes devices with New and closes them; dispatch uses
@@ -30,10 +30,11 @@
 //	QP.r.mu (responder half, receive queue)
 //	SRQ.mu
 //	CQ.mu
-//	leaves: waitList.mu, events.mu, pool.mu, mrTable.mu, qpTable.mu,
+//	leaves: waitList.mu, events.mu, pool.mu, mrTable.mu, numTable.mu,
 //	        Device.mu, loop.Fabric's
 //
-// Callbacks (hca.CQHandler and its kin, hca.Waiter) run under none of them.
+// Callbacks (hca.CQHandler and its kin, hca.Waiter) run under none of them. A CQ's
+// moderation timer takes CQ.mu alone, and makes its callback after it.
 package soft
 
 import (
@@ -69,6 +70,9 @@ const (
 	// initialRing is the entries a ring starts with; it doubles on demand up to
 	// what was asked for, so that idle queues cost little.
 	initialRing = 16
+
+	// maxXRCD bounds the XRC domains; no attribute of the device tells it.
+	maxXRCD = 65536
 
 	// maxSGE and maxInline are the engine's own limits: they size arrays in exec.
 	maxSGE    = 32

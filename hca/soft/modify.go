@@ -88,7 +88,7 @@ func (q *QP) checkModify(from, to hca.QPState, a *hca.QPAttr, m hca.QPAttrMask) 
 		return bad("max_rd_atomic", a.MaxRdAtomic)
 	case m&mDestRd != 0 && uint32(a.MaxDestRdAtomic) > dev.MaxQPRdAtom:
 		return bad("max_dest_rd_atomic", a.MaxDestRdAtomic)
-	case m&mQPN != 0 && a.DestQPN > qpnMask:
+	case m&mQPN != 0 && a.DestQPN > numMask:
 		return bad("destination QPN", a.DestQPN)
 	case m&mAlt != 0 && (a.AltPort != physPort || int(a.AltPKeyIndex) >= dev.PKeyTableLen || a.AltTimeout > 31):
 		return bad("alternate path on port", a.AltPort)
@@ -138,13 +138,13 @@ func (q *QP) setAttrsLocked(a *hca.QPAttr, m hca.QPAttrMask) {
 		{mTmo, func() { to.Timeout = a.Timeout }},
 		{mRetry, func() { to.RetryCnt = a.RetryCnt }},
 		{mRNR, func() { to.RNRRetry = a.RNRRetry; q.s.rnrLeft = a.RNRRetry }},
-		{mRQPSN, func() { to.RQPSN = a.RQPSN & qpnMask }},
+		{mRQPSN, func() { to.RQPSN = a.RQPSN & numMask }},
 		{mRd, func() { to.MaxRdAtomic = a.MaxRdAtomic }},
 		{mAlt, func() {
 			to.AltAH, to.AltPKeyIndex, to.AltPort, to.AltTimeout = a.AltAH, a.AltPKeyIndex, a.AltPort, a.AltTimeout
 		}},
 		{mMinRNR, func() { to.MinRNRTimer = a.MinRNRTimer }},
-		{mSQPSN, func() { to.SQPSN = a.SQPSN & qpnMask }},
+		{mSQPSN, func() { to.SQPSN = a.SQPSN & numMask }},
 		{mDestRd, func() { to.MaxDestRdAtomic = a.MaxDestRdAtomic }},
 		{mMig, func() { to.PathMigState = a.PathMigState }},
 		{mQPN, func() { to.DestQPN = a.DestQPN }},
@@ -213,7 +213,7 @@ func (q *QP) resetAttrs() {
 	q.s.attr = hca.QPAttr{State: hca.QPReset, PathMigState: migMigrated}
 	q.s.rnrLeft, q.s.started = 0, false
 	q.r.destQPN, q.r.av, q.r.access, q.r.qkey, q.r.maxDest, q.r.minRNR = 0, hca.AHAttr{}, 0, 0, 0, 0
-	q.r.commEst, q.r.refused = false, false
+	q.r.commEst, q.r.refused, q.r.claimSRQ = false, false, nil
 }
 
 // errLocked moves the QP to ERR and flushes what nobody is working on. What
@@ -296,8 +296,17 @@ func (q *QP) flushRQLocked(n *notes) {
 func (q *QP) flushOrphanLocked(n *notes) {
 	if q.r.claimer == orphaned {
 		q.r.claimer = nil
-		q.pushFlushedRecv(q.r.claimID, n)
+		q.flushClaimLocked(n)
 	}
+}
+
+// flushClaimLocked completes the receive of a claim that has ended, under r.mu.
+func (q *QP) flushClaimLocked(n *notes) {
+	if s := q.r.claimSRQ; s != nil {
+		s.push(&hca.WC{ID: q.r.claimID, Status: hca.WCWRFlushErr, Opcode: hca.WCRecv, QPN: q.num}, true, n)
+		return
+	}
+	q.pushFlushedRecv(q.r.claimID, n)
 }
 
 func (q *QP) pushFlushedRecv(id uint64, n *notes) {
@@ -345,7 +354,7 @@ func (q *QP) steal(era uint32) {
 		if q.r.claimer != nil {
 			q.r.claimer = nil
 			if flush {
-				q.pushFlushedRecv(q.r.claimID, &n)
+				q.flushClaimLocked(&n)
 				q.flushRQLocked(&n)
 			}
 		}

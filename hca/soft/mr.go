@@ -3,7 +3,6 @@ package soft
 import (
 	"errors"
 	"fmt"
-	"reflect"
 	"sync"
 	"sync/atomic"
 
@@ -79,23 +78,39 @@ var _ hca.MR = (*MR)(nil)
 // for access flags that the engine cannot give; ENOMEM when MaxMR exist.
 func (p *PD) RegMR(in hca.MRInit) (hca.MR, error) {
 	d := p.ctx.dev
-	switch {
-	case in.Mem == nil:
-		return nil, fmt.Errorf("reg mr: no memory: %w", einval)
-	case in.Length != 0 && (in.Start+in.Length-1 < in.Start || in.IOVA+in.Length-1 < in.IOVA):
-		return nil, fmt.Errorf("reg mr: range wraps: %w", einval)
-	case in.Length > d.attr.MaxMRSize:
-		return nil, fmt.Errorf("reg mr: %d bytes: %w", in.Length, einval)
-	case in.Access&hca.AccessNeedsLocal != 0 && in.Access&hca.AccessLocalWrite == 0:
-		return nil, fmt.Errorf("reg mr: access %#x without local write: %w", in.Access, einval)
-	case in.Access&^(hca.AccessSupported|hca.AccessHugetlb|hca.AccessOptionalRange) != 0:
-		return nil, fmt.Errorf("reg mr: access %#x: %w", in.Access, eopnotsupp)
+	if err := d.checkRange(in.Mem, in.Start, in.Length, in.IOVA); err != nil {
+		return nil, fmt.Errorf("reg mr: %w", err)
+	}
+	if err := checkAccess(in.Access); err != nil {
+		return nil, fmt.Errorf("reg mr: %w", err)
 	}
 	m := &MR{dev: d, pd: p, mem: in.Mem, start: in.Start, length: in.Length, iova: in.IOVA, access: in.Access}
 	if err := d.mrs.insert(m); err != nil {
 		return nil, fmt.Errorf("reg mr: %w", err)
 	}
 	return m, nil
+}
+
+func (d *Device) checkRange(mem hca.Memory, start, length, iova uint64) error {
+	switch {
+	case mem == nil:
+		return fmt.Errorf("no memory: %w", einval)
+	case length != 0 && (start+length-1 < start || iova+length-1 < iova):
+		return fmt.Errorf("range wraps: %w", einval)
+	case length > d.attr.MaxMRSize:
+		return fmt.Errorf("%d bytes: %w", length, einval)
+	}
+	return nil
+}
+
+func checkAccess(a hca.Access) error {
+	switch {
+	case a&hca.AccessNeedsLocal != 0 && a&hca.AccessLocalWrite == 0:
+		return fmt.Errorf("access %#x without local write: %w", a, einval)
+	case a&^(hca.AccessSupported|hca.AccessHugetlb|hca.AccessOptionalRange) != 0:
+		return fmt.Errorf("access %#x: %w", a, eopnotsupp)
+	}
+	return nil
 }
 
 // LKey is the local key.
@@ -111,8 +126,60 @@ func (m *MR) Close() error {
 		return nil
 	}
 	m.dev.mrs.remove(m)
-	waitUntil(func() bool { return m.users.Load() == 0 })
+	m.quiesce()
 	return nil
+}
+
+// quiesce waits, within stuckWait, for the copies through a dead region.
+func (m *MR) quiesce() { waitUntil(func() bool { return m.users.Load() == 0 }) }
+
+// Rereg puts a changed region into this one's place, under the same keys, and
+// closes this one: a request that has found it already fails as after a Close.
+// The errors are RegMR's; besides, EINVAL for no flags (ib_uverbs_rereg_mr), for
+// a PD of another device and for a region that is closed, EOPNOTSUPP for unknown
+// flags.
+func (m *MR) Rereg(in hca.MRRereg) (hca.MR, error) {
+	n, err := m.changed(&in)
+	if err == nil {
+		err = m.dev.mrs.replace(m, n)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("rereg mr: %w", err)
+	}
+	m.quiesce()
+	return n, nil
+}
+
+// changed is the region that in makes of m; it is in no table yet.
+func (m *MR) changed(in *hca.MRRereg) (*MR, error) {
+	switch {
+	case in.Flags == 0:
+		return nil, fmt.Errorf("nothing to change: %w", einval)
+	case in.Flags&^hca.ReregSupported != 0:
+		return nil, fmt.Errorf("flags %#x: %w", in.Flags, eopnotsupp)
+	}
+	n := &MR{dev: m.dev, pd: m.pd, mem: m.mem, space: m.space, key: m.key, start: m.start, length: m.length, iova: m.iova, access: m.access}
+	if in.Flags&hca.ReregTrans != 0 {
+		if err := m.dev.checkRange(in.Mem, in.Start, in.Length, in.IOVA); err != nil {
+			return nil, err
+		}
+		n.space = nil // the table's to find
+		n.mem, n.start, n.length, n.iova = in.Mem, in.Start, in.Length, in.IOVA
+	}
+	if in.Flags&hca.ReregPD != 0 {
+		pd, ok := in.PD.(*PD)
+		if !ok || pd == nil || pd.ctx.dev != m.dev {
+			return nil, fmt.Errorf("PD of another device: %w", einval)
+		}
+		n.pd = pd
+	}
+	if in.Flags&hca.ReregAccess != 0 {
+		if err := checkAccess(in.Access); err != nil {
+			return nil, err
+		}
+		n.access = in.Access
+	}
+	return n, nil
 }
 
 // enter counts a copy in; false once the region is closed. Close sets dead
@@ -152,98 +219,4 @@ func (m *MR) at(addr uint64, n uint64) (uint64, bool) {
 		return 0, false
 	}
 	return m.start + off, true
-}
-
-const (
-	mrChunkBits = 12
-	mrChunk     = 1 << mrChunkBits
-	mrIndexMax  = 1<<24 - 1 // what is left of a key beside the generation
-)
-
-// mrTable finds regions by key without a lock: a table of tables of pointers,
-// the lower ones made on demand and never freed.
-type mrTable struct {
-	chunks [(mrIndexMax + 1) / mrChunk]atomic.Pointer[[mrChunk]atomic.Pointer[MR]]
-
-	// mu guards the rest. Leaf.
-	mu     sync.Mutex
-	max    uint32
-	n      uint32
-	next   uint32         // lowest index never used; 0 is not used, so that key 0 is invalid
-	free   []uint32       // keys given back, oldest first
-	spaces map[any]*space // by hca.Memory
-}
-
-func (t *mrTable) init(limit uint32) {
-	t.max, t.next = min(limit, mrIndexMax), 1
-	t.spaces = make(map[any]*space)
-}
-
-func (t *mrTable) insert(m *MR) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.n >= t.max {
-		return fmt.Errorf("%d exist already: %w", t.max, enomem)
-	}
-	// An index that was never used comes first: the longer a key rests, the
-	// fewer stale uses of it find a new region.
-	switch {
-	case t.next <= t.max:
-		m.key = t.next << 8
-		t.next++
-	default:
-		old := t.free[0]
-		t.free = t.free[1:]
-		m.key = old&^0xff | (old+1)&0xff
-	}
-	t.n++
-	i := m.key >> 8
-	c := &t.chunks[i>>mrChunkBits]
-	if c.Load() == nil {
-		c.Store(new([mrChunk]atomic.Pointer[MR]))
-	}
-	m.space = t.spaceLocked(m.mem)
-	c.Load()[i%mrChunk].Store(m)
-	return nil
-}
-
-func (t *mrTable) spaceLocked(mem hca.Memory) *space {
-	if !reflect.TypeOf(mem).Comparable() {
-		s := newSpace()
-		s.refs = 1
-		return s
-	}
-	s := t.spaces[mem]
-	if s == nil {
-		s = newSpace()
-		t.spaces[mem] = s
-	}
-	s.refs++
-	return s
-}
-
-func (t *mrTable) remove(m *MR) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	i := m.key >> 8
-	t.chunks[i>>mrChunkBits].Load()[i%mrChunk].Store(nil)
-	t.free = append(t.free, m.key)
-	t.n--
-	if m.space.refs--; m.space.refs == 0 && reflect.TypeOf(m.mem).Comparable() {
-		delete(t.spaces, m.mem)
-	}
-}
-
-// lookup finds the region of a key; nil if there is none.
-func (t *mrTable) lookup(key uint32) *MR {
-	i := key >> 8
-	c := t.chunks[i>>mrChunkBits].Load()
-	if c == nil {
-		return nil
-	}
-	m := c[i%mrChunk].Load()
-	if m == nil || m.key != key {
-		return nil
-	}
-	return m
 }

@@ -36,13 +36,13 @@ func (q *QP) checkSend(w *hca.SendWR) (*AH, error) {
 	case hca.OpRDMARead:
 		rdAtomic = true
 	case hca.OpSendInv:
-		if q.typ != hca.QPTypeRC {
+		if !reliable(q.typ) {
 			return nil, fmt.Errorf("send with invalidate: %w", einval)
 		}
 	default:
 		return nil, fmt.Errorf("opcode %d: %w", w.Opcode, einval)
 	}
-	if rdAtomic && (q.typ != hca.QPTypeRC || q.s.attr.MaxRdAtomic == 0) {
+	if rdAtomic && (!reliable(q.typ) || q.s.attr.MaxRdAtomic == 0) {
 		return nil, fmt.Errorf("opcode %d without read and atomic resources: %w", w.Opcode, einval)
 	}
 	if len(w.SGE) > int(q.cap.MaxSendSGE) {
@@ -82,7 +82,7 @@ func (q *QP) PostSend(wrs []hca.SendWR) (int, error) {
 
 func (q *QP) postSendLocked(wrs []hca.SendWR, n *notes) (int, error) {
 	state := q.s.attr.State
-	if q.s.closed || state < hca.QPRTS {
+	if q.s.closed || state < hca.QPRTS || q.xrcd != nil {
 		return 0, fmt.Errorf("post send in state %d: %w", state, einval)
 	}
 	for i := range wrs {
@@ -106,7 +106,8 @@ func (q *QP) postSendLocked(wrs []hca.SendWR, n *notes) (int, error) {
 	return len(wrs), nil
 }
 
-// PostRecv queues receives; see hca.QP. EINVAL in RESET and on a QP with an SRQ.
+// PostRecv queues receives; see hca.QP. EINVAL in RESET, on a QP with an SRQ
+// and on XRC.
 func (q *QP) PostRecv(wrs []hca.RecvWR) (int, error) {
 	var n notes
 	q.r.mu.Lock()
@@ -120,7 +121,7 @@ func (q *QP) PostRecv(wrs []hca.RecvWR) (int, error) {
 
 func (q *QP) postRecvLocked(wrs []hca.RecvWR, n *notes) (int, error) {
 	r := &q.r
-	if r.state == hca.QPReset || q.srq != nil {
+	if r.state == hca.QPReset || q.recvCQ == nil || q.srq != nil {
 		return 0, fmt.Errorf("post recv in state %d: %w", r.state, einval)
 	}
 	for i := range wrs {

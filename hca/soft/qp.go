@@ -55,9 +55,11 @@ type responder struct {
 
 	// claimer is who fills the receive claimID: one at a time, because a
 	// connected QP has one peer and a UD QP takes its datagrams one by one.
-	claimer *exec
-	claimID uint64
-	refused bool // somebody was turned away because of claimer
+	claimer  *exec
+	claimID  uint64
+	claimSRQ *SRQ // XRC: whose receive it is
+	refused  bool // somebody was turned away because of claimer
+	rnrSRQ   *SRQ // XRC: where the sender last waited for a receive
 
 	commEst bool // EventCommEst was raised since RTR
 	destQPN uint32
@@ -74,10 +76,11 @@ type responder struct {
 // QP is a queue pair.
 type QP struct {
 	dev            *Device
-	pd             *PD
+	pd             *PD   // nil on an XRC target
+	xrcd           *XRCD // of an XRC target
 	num            uint32
 	typ            hca.QPType
-	sendCQ, recvCQ *CQ
+	sendCQ, recvCQ *CQ // recvCQ is nil on XRC, both are on an XRC target
 	srq            *SRQ
 	handler        hca.QPHandler
 	guard          guard
@@ -104,49 +107,98 @@ type QP struct {
 
 var _ hca.QP = (*QP)(nil)
 
-// CreateQP: EINVAL for a type that is not RC, UC or UD, for sizes over the
-// limits and for queues of another device; ENOMEM when MaxQP exist. With an SRQ
-// the sizes of the receive queue are ignored (rvt_create_qp).
-func (p *PD) CreateQP(in hca.QPInit) (hca.QP, error) {
-	d := p.ctx.dev
-	q := &QP{dev: d, pd: p, typ: in.Type, handler: in.Handler, sigAll: in.SigAll, cap: in.Cap}
-	switch in.Type {
-	case hca.QPTypeRC, hca.QPTypeUC, hca.QPTypeUD:
-	default:
-		return nil, fmt.Errorf("create qp: type %d: %w", in.Type, einval)
+// Values of enum ib_qp_type that package hca does not name.
+const (
+	qptRawIPv6      = 5
+	qptRawEthertype = 6
+	qptDriver       = 0xff
+)
+
+// checkType is the switch of rvt_create_qp and rxe_qp_chk_init, whose default is
+// EOPNOTSUPP; but what is no type at all is EINVAL, and so are SMI and GSI, for
+// which a client cannot name a port, and an XRC target, which is made of a domain.
+func checkType(t hca.QPType) error {
+	switch t {
+	case hca.QPTypeRC, hca.QPTypeUC, hca.QPTypeUD, hca.QPTypeXRCIni:
+		return nil
+	case hca.QPTypeRawPacket, qptRawIPv6, qptRawEthertype, qptDriver:
+		return fmt.Errorf("type %d: %w", t, eopnotsupp)
 	}
-	var ok1, ok2 bool
-	q.sendCQ, ok1 = in.SendCQ.(*CQ)
-	q.recvCQ, ok2 = in.RecvCQ.(*CQ)
-	if !ok1 || !ok2 || q.sendCQ.dev != d || q.recvCQ.dev != d {
-		return nil, fmt.Errorf("create qp: CQ of another device: %w", einval)
+	return fmt.Errorf("type %d: %w", t, einval)
+}
+
+// CreateQP: see checkType; EINVAL for sizes over the limits, for queues of
+// another device, for an XRC SRQ and for a receive queue of any kind on an XRC
+// initiator; ENOMEM when MaxQP exist. With an SRQ the sizes of the receive queue
+// are ignored (rvt_create_qp), and so they are on an XRC initiator (create_qp in
+// uverbs_cmd.c).
+func (p *PD) CreateQP(in hca.QPInit) (hca.QP, error) {
+	q := &QP{dev: p.ctx.dev, pd: p, typ: in.Type, handler: in.Handler, sigAll: in.SigAll, cap: in.Cap}
+	err := checkType(in.Type)
+	if err == nil {
+		err = q.setQueues(&in)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("create qp: %w", err)
+	}
+	if err := q.add(); err != nil {
+		return nil, err
+	}
+	return q, nil
+}
+
+// setQueues checks and takes over the CQs, the SRQ and the sizes.
+func (q *QP) setQueues(in *hca.QPInit) error {
+	d, ini := q.dev, in.Type == hca.QPTypeXRCIni
+	ownCQ := func(i hca.CQ) (*CQ, bool) {
+		c, ok := i.(*CQ)
+		return c, ok && c != nil && c.dev == d
+	}
+	var ok bool
+	if q.sendCQ, ok = ownCQ(in.SendCQ); !ok {
+		return fmt.Errorf("send CQ of another device: %w", einval)
+	}
+	if ini {
+		if in.RecvCQ != nil || in.SRQ != nil {
+			return fmt.Errorf("XRC initiator that receives: %w", einval)
+		}
+	} else if q.recvCQ, ok = ownCQ(in.RecvCQ); !ok {
+		return fmt.Errorf("receive CQ of another device: %w", einval)
 	}
 	if in.SRQ != nil {
 		srq, ok := in.SRQ.(*SRQ)
-		if !ok || srq.dev != d {
-			return nil, fmt.Errorf("create qp: SRQ of another device: %w", einval)
+		if !ok || srq.dev != d || srq.xrcd != nil {
+			return fmt.Errorf("SRQ of another device, or of an XRC domain: %w", einval)
 		}
 		q.srq = srq
-		q.cap.MaxRecvWR, q.cap.MaxRecvSGE = 0, 0
 	}
 	c, a := &q.cap, &d.attr
+	if ini || q.srq != nil {
+		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
+	}
 	if c.MaxSendWR > a.MaxQPWR || c.MaxRecvWR > a.MaxQPWR || c.MaxSendSGE > a.MaxSGE ||
 		c.MaxRecvSGE > a.MaxSGE || c.MaxInline > a.MaxInline ||
 		c.MaxSendWR+c.MaxRecvWR+c.MaxSendSGE+c.MaxRecvSGE == 0 && q.srq == nil {
-		return nil, fmt.Errorf("create qp: sizes %+v: %w", in.Cap, einval)
+		return fmt.Errorf("sizes %+v: %w", in.Cap, einval)
 	}
-	if err := take(&d.nQP, a.MaxQP, "create qp"); err != nil {
-		return nil, err
+	return nil
+}
+
+// add makes the QP's storage and gives it its number.
+func (q *QP) add() error {
+	d, c := q.dev, &q.cap
+	if err := take(&d.nQP, d.attr.MaxQP, "create qp"); err != nil {
+		return err
 	}
 	q.s.ring.init(int(c.MaxSendWR), int(c.MaxSendSGE), int(c.MaxInline))
 	q.r.ring.init(int(c.MaxRecvWR), int(c.MaxRecvSGE))
 	q.r.waiters.ready = q.recvReady
 	q.resetAttrs()
-	if err := d.qps.insert(q); err != nil {
+	if err := d.qps.insert(q, &q.num); err != nil {
 		d.nQP.Add(-1)
-		return nil, fmt.Errorf("create qp: %w", err)
+		return fmt.Errorf("create qp: %w", err)
 	}
-	return q, nil
+	return nil
 }
 
 // Num is the QP number, 24 bits.
@@ -170,9 +222,12 @@ func (q *QP) Query() (hca.QPAttr, hca.QPInit) {
 	a.Cap = q.cap
 	a.SQDraining = a.State == hca.QPSQD && q.s.started
 	q.s.mu.Unlock()
-	in := hca.QPInit{
-		Type: q.typ, SendCQ: q.sendCQ, RecvCQ: q.recvCQ,
-		Cap: q.cap, SigAll: q.sigAll, Handler: q.handler,
+	in := hca.QPInit{Type: q.typ, Cap: q.cap, SigAll: q.sigAll, Handler: q.handler}
+	if q.sendCQ != nil {
+		in.SendCQ = q.sendCQ
+	}
+	if q.recvCQ != nil {
+		in.RecvCQ = q.recvCQ
 	}
 	if q.srq != nil {
 		in.SRQ = q.srq
@@ -258,7 +313,7 @@ func (q *QP) Close() error {
 	}
 	q.s.mcast = nil
 	q.settle()
-	q.dev.qps.remove(q)
+	q.dev.qps.remove(q.num)
 	q.guard.close()
 	q.wakeWaiters()
 	c := q.counters()
@@ -273,11 +328,17 @@ func (q *QP) Close() error {
 // find that the QP is not ready for them any more.
 //
 // With an SRQ they wait there, among the senders to its other QPs; all of them
-// look again.
+// look again. On XRC it is the SRQ that the sender named.
 func (q *QP) wakeWaiters() {
-	if q.srq != nil {
-		for n := q.srq.waiters.n.Load(); n > 0; n-- {
-			if o := q.srq.waiters.pop(); o != nil {
+	srq := q.srq
+	if q.xrcd != nil {
+		q.r.mu.Lock()
+		srq, q.r.rnrSRQ = q.r.rnrSRQ, nil
+		q.r.mu.Unlock()
+	}
+	if srq != nil {
+		for n := srq.waiters.n.Load(); n > 0; n-- {
+			if o := srq.waiters.pop(); o != nil {
 				o.wake()
 			}
 		}

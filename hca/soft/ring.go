@@ -93,6 +93,7 @@ type sendSlot struct {
 	ah         *AH
 	qpn        uint32
 	qkey       uint32
+	srqn       uint32
 }
 
 // sendRing is a send queue's storage; like recvRing.
@@ -137,7 +138,7 @@ func (r *sendRing) push(w *hca.SendWR, ah *AH) bool {
 		id: w.ID, op: w.Opcode, flags: w.Flags, imm: w.Imm,
 		nsge: len(w.SGE), ninline: len(w.Inline),
 		remoteAddr: w.RemoteAddr, rkey: w.RKey, compareAdd: w.CompareAdd, swap: w.Swap,
-		ah: ah, qpn: w.RemoteQPN, qkey: w.RemoteQKey,
+		ah: ah, qpn: w.RemoteQPN, qkey: w.RemoteQKey, srqn: w.RemoteSRQN,
 	}
 	copy(r.sges[i*r.stride:], w.SGE)
 	copy(r.inline[i*r.istride:], w.Inline)

@@ -23,6 +23,7 @@ type exec struct {
 	peer  *QP
 	pera  uint32 // peer.era when it was claimed
 	minR  uint8  // peer's min_rnr_timer
+	srq   *SRQ   // XRC: what the request names, while it is executed
 	recv  recvSlot
 	rsge  [maxSGE]hca.SGE
 	dst   vec
@@ -230,7 +231,7 @@ func (q *QP) settleHeadLocked(x *exec, v verdict, st hca.WCStatus) bool {
 		q.event(hca.EventQPFatal)
 		q.errLocked(&x.notes)
 		return false
-	case st != hca.WCSuccess && q.typ == hca.QPTypeRC:
+	case st != hca.WCSuccess && reliable(q.typ):
 		q.errLocked(&x.notes)
 		return false
 	case st != hca.WCSuccess:

@@ -3,6 +3,7 @@ package soft
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/uverbsd/uverbsd/hca"
 )
@@ -11,10 +12,16 @@ import (
 type SRQ struct {
 	dev     *Device
 	pd      *PD
+	xrcd    *XRCD // XRC: the domain, the CQ and the number; else nil and 0
+	cq      *CQ
+	num     uint32
 	handler hca.SRQHandler
 	guard   guard
 	maxSGE  uint32
 	waiters waitList // senders that found it empty; added to under mu
+
+	users  atomic.Int32 // XRC: requests under way that name it
+	closed atomic.Bool  // set under mu
 
 	// mu guards what is below. Inside QP.r.mu.
 	mu    sync.Mutex
@@ -24,20 +31,39 @@ type SRQ struct {
 
 var _ hca.SRQ = (*SRQ)(nil)
 
-// CreateSRQ: EINVAL for sizes of 0 or over the limits, ENOMEM when MaxSRQ exist.
+// CreateSRQ: EINVAL for sizes of 0 or over the limits, for an XRC domain without
+// a CQ or the other way round, and for either of another device; ENOMEM when
+// MaxSRQ exist.
 func (p *PD) CreateSRQ(in hca.SRQInit) (hca.SRQ, error) {
 	d := p.ctx.dev
 	if in.MaxWR == 0 || in.MaxWR > d.attr.MaxSRQWR || in.MaxSGE == 0 || in.MaxSGE > d.attr.MaxSRQSGE {
 		return nil, fmt.Errorf("create srq of %d WRs, %d SGEs: %w", in.MaxWR, in.MaxSGE, einval)
 	}
+	s := &SRQ{dev: d, pd: p, handler: in.Handler, maxSGE: in.MaxSGE, limit: in.Limit}
+	if in.XRCD != nil || in.CQ != nil {
+		x, ok1 := in.XRCD.(*XRCD)
+		c, ok2 := in.CQ.(*CQ)
+		if !ok1 || !ok2 || x.dev != d || c.dev != d {
+			return nil, fmt.Errorf("create srq: XRC domain and CQ, both of this device, are needed: %w", einval)
+		}
+		s.xrcd, s.cq = x, c
+	}
 	if err := take(&d.nSRQ, d.attr.MaxSRQ, "create srq"); err != nil {
 		return nil, err
 	}
-	s := &SRQ{dev: d, pd: p, handler: in.Handler, maxSGE: in.MaxSGE, limit: in.Limit}
 	s.ring.init(int(in.MaxWR), int(in.MaxSGE))
 	s.waiters.ready = s.ready
+	if s.xrcd != nil {
+		if err := d.srqs.insert(s, &s.num); err != nil {
+			d.nSRQ.Add(-1)
+			return nil, fmt.Errorf("create srq: %w", err)
+		}
+	}
 	return s, nil
 }
+
+// Num is an XRC SRQ's number, 0 of a plain one.
+func (s *SRQ) Num() uint32 { return s.num }
 
 func (s *SRQ) ready() bool {
 	s.mu.Lock()
@@ -96,6 +122,10 @@ func (s *SRQ) PostRecv(wrs []hca.RecvWR) (int, error) {
 func (s *SRQ) pop(x *exec, need uint64, unreliable bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed.Load() { // XRC: the sender looks again and does not find it
+		x.q.woken.Store(true)
+		return false
+	}
 	w := s.ring.peek()
 	switch {
 	case w == nil:
@@ -133,8 +163,19 @@ func (s *SRQ) Run() {
 	s.dev.events.drain()
 }
 
-// Close frees the queue; no QP uses it any more.
+// Close frees the queue; no QP uses it any more. But requests can name an XRC
+// SRQ: it waits, within stuckWait, for those under way, and whatever becomes of
+// them nothing is completed after it.
 func (s *SRQ) Close() error {
+	s.mu.Lock()
+	again := s.closed.Swap(true)
+	s.mu.Unlock()
+	if again {
+		return nil
+	}
+	if s.xrcd != nil {
+		s.dev.srqs.remove(s.num)
+	}
 	s.guard.close()
 	for {
 		q := s.waiters.pop()
@@ -143,6 +184,7 @@ func (s *SRQ) Close() error {
 		}
 		q.wake()
 	}
+	waitUntil(func() bool { return s.users.Load() == 0 })
 	s.dev.nSRQ.Add(-1)
 	return nil
 }

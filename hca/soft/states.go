@@ -7,7 +7,7 @@ import "github.com/uverbsd/uverbsd/hca"
 type transition struct{ req, opt hca.QPAttrMask }
 
 // move is one cell of the table: a transition by transport.
-type move struct{ rc, uc, ud transition }
+type move struct{ rc, uc, ud, ini, tgt transition }
 
 const (
 	mCur    = hca.QPMaskCurState
@@ -31,8 +31,8 @@ const (
 	mQPN    = hca.QPMaskDestQPN
 
 	// toRTS is what may be given on the ways into RTS that need nothing.
-	rcToRTS = mCur | mAccess | mAlt | mMig | mMinRNR
-	ucToRTS = mCur | mAccess | mAlt | mMig
+	rcToRTS = mCur | mAccess | mAlt | mMig | mMinRNR // and an XRC target
+	ucToRTS = mCur | mAccess | mAlt | mMig           // and an XRC initiator
 	udToRTS = mCur | mQKey
 )
 
@@ -45,39 +45,57 @@ var moves = map[[2]hca.QPState]move{
 		rc: transition{req: mPKey | mPort | mAccess},
 		uc: transition{req: mPKey | mPort | mAccess},
 		ud: transition{req: mPKey | mPort | mQKey},
+
+		ini: transition{req: mPKey | mPort | mAccess},
+		tgt: transition{req: mPKey | mPort | mAccess},
 	},
 	{hca.QPInitState, hca.QPInitState}: {
 		rc: transition{opt: mPKey | mPort | mAccess},
 		uc: transition{opt: mPKey | mPort | mAccess},
 		ud: transition{opt: mPKey | mPort | mQKey},
+
+		ini: transition{opt: mPKey | mPort | mAccess},
+		tgt: transition{opt: mPKey | mPort | mAccess},
 	},
 	{hca.QPInitState, hca.QPRTR}: {
 		rc: transition{req: mAV | mMTU | mQPN | mRQPSN | mDestRd | mMinRNR, opt: mAlt | mAccess | mPKey},
 		uc: transition{req: mAV | mMTU | mQPN | mRQPSN, opt: mAlt | mAccess | mPKey},
 		ud: transition{opt: mPKey | mQKey},
+
+		ini: transition{req: mAV | mMTU | mQPN | mRQPSN, opt: mAlt | mAccess | mPKey},
+		tgt: transition{req: mAV | mMTU | mQPN | mRQPSN | mDestRd | mMinRNR, opt: mAlt | mAccess | mPKey},
 	},
 	{hca.QPRTR, hca.QPRTS}: {
 		rc: transition{req: mTmo | mRetry | mRNR | mSQPSN | mRd, opt: rcToRTS},
 		uc: transition{req: mSQPSN, opt: ucToRTS},
 		ud: transition{req: mSQPSN, opt: udToRTS},
+
+		ini: transition{req: mTmo | mRetry | mRNR | mSQPSN | mRd, opt: ucToRTS},
+		tgt: transition{req: mTmo | mSQPSN, opt: rcToRTS},
 	},
 	{hca.QPRTS, hca.QPRTS}: {
 		rc: transition{opt: rcToRTS}, uc: transition{opt: ucToRTS}, ud: transition{opt: udToRTS},
+		ini: transition{opt: ucToRTS}, tgt: transition{opt: rcToRTS},
 	},
 	{hca.QPRTS, hca.QPSQD}: {
 		rc: transition{opt: mNotify}, uc: transition{opt: mNotify}, ud: transition{opt: mNotify},
+		ini: transition{opt: mNotify}, tgt: transition{opt: mNotify},
 	},
 	{hca.QPSQD, hca.QPRTS}: {
 		rc: transition{opt: rcToRTS}, uc: transition{opt: ucToRTS}, ud: transition{opt: udToRTS},
+		ini: transition{opt: ucToRTS}, tgt: transition{opt: rcToRTS},
 	},
 	{hca.QPSQD, hca.QPSQD}: {
 		rc: transition{opt: mPort | mAV | mTmo | mRetry | mRNR | mRd | mDestRd | mAlt | mAccess | mPKey | mMinRNR | mMig},
 		uc: transition{opt: mAV | mAlt | mAccess | mPKey | mMig},
 		ud: transition{opt: mPKey | mQKey},
+
+		ini: transition{opt: mPort | mAV | mTmo | mRetry | mRNR | mRd | mAlt | mAccess | mPKey | mMig},
+		tgt: transition{opt: mPort | mAV | mTmo | mDestRd | mAlt | mAccess | mPKey | mMinRNR | mMig},
 	},
 	{hca.QPSQE, hca.QPRTS}: {
-		// RC does not get into SQE; the kernel's table has the cell with no
-		// attributes for it.
+		// RC and XRC do not get into SQE; the kernel's table has the cell with no
+		// attributes for them.
 		uc: transition{opt: mCur | mAccess}, ud: transition{opt: mCur | mQKey},
 	},
 }
@@ -100,6 +118,10 @@ func moveOK(from, to hca.QPState, typ hca.QPType, mask hca.QPAttrMask) bool {
 			tr = m.rc
 		case hca.QPTypeUC:
 			tr = m.uc
+		case hca.QPTypeXRCIni:
+			tr = m.ini
+		case hca.QPTypeXRCTgt:
+			tr = m.tgt
 		default:
 			tr = m.ud
 		}

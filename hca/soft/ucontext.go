@@ -27,6 +27,10 @@ func (d *Device) AllocUContext(n hca.Notifier) (hca.UContext, error) {
 	return c, nil
 }
 
+// InFlight is how many messages touch the context's memory now, those included
+// that are stuck in it since before its Close. At most gateLimit.
+func (c *UContext) InFlight() int { return int(c.gate.inflight.Load()) }
+
 // Close ends the context's events.
 func (c *UContext) Close() error {
 	c.dev.mu.Lock()

@@ -146,7 +146,9 @@ func (x *exec) copy(dst, src *vec, n uint64) moved {
 	return movedAll
 }
 
-// stale: has the requester or the responder left the era in which x began?
+// stale: has the requester or the responder left the era in which x began, or was
+// the XRC SRQ closed?
 func (x *exec) stale() bool {
-	return x.q.era.Load() != x.era || x.peer != nil && x.peer.era.Load() != x.pera
+	return x.q.era.Load() != x.era || x.peer != nil && x.peer.era.Load() != x.pera ||
+		x.srq != nil && x.srq.closed.Load()
 }

@@ -75,6 +75,7 @@ func (f *fakeDevice) Counters(uint8) (map[string]uint64, error) {
 }
 
 func (f *fakeDevice) AllocUContext(hca.Notifier) (hca.UContext, error) { return nil, unix.EOPNOTSUPP }
+func (f *fakeDevice) AllocXRCD() (hca.XRCD, error)                     { return nil, unix.EOPNOTSUPP }
 
 type fakeProvider struct {
 	name, hcaType string
