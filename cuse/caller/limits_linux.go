@@ -24,12 +24,17 @@ func (p *Process) MemlockLimit() (bytes uint64, err error) {
 	return lim.Cur, nil
 }
 
-// CanLockAny says whether RLIMIT_MEMLOCK does not bind the process: CAP_IPC_LOCK is effective in its leader and was
-// given by our own, the initial user namespace, which is what the kernel's capable() asks (mm/mlock.c can_do_mlock,
-// ib_umem_get). Asked anew each time: unshare(CLONE_NEWUSER) fills the capability sets. Anything unknown is "no".
-func (p *Process) CanLockAny() bool {
+// CanLockAny says whether RLIMIT_MEMLOCK does not bind the process (mm/mlock.c can_do_mlock, ib_umem_get).
+func (p *Process) CanLockAny() bool { return p.capable(unix.CAP_IPC_LOCK) }
+
+// CanNetRaw says whether the process may make raw packet queue pairs (create_qp in uverbs_cmd.c).
+func (p *Process) CanNetRaw() bool { return p.capable(unix.CAP_NET_RAW) }
+
+// capable is the kernel's: the capability is effective in the process's leader and was given by our own, the initial user
+// namespace. Asked anew each time: unshare(CLONE_NEWUSER) fills the capability sets. Anything unknown is "no".
+func (p *Process) capable(capability int) bool {
 	caps, err := readCaps(p.pid)
-	if err != nil || caps.Effective&(1<<unix.CAP_IPC_LOCK) == 0 {
+	if err != nil || caps.Effective&(1<<capability) == 0 {
 		return false
 	}
 	own, err := ownUserNS()

@@ -100,6 +100,10 @@ func openProc(path string, flags int) (int, error) {
 // PID returns the process (thread group) id. It may belong to another once the process is gone: for status and logs.
 func (p *Process) PID() int { return p.pid }
 
+// Key names this address space and no other process's or image's: the pid and the auxiliary vector, whose random bytes
+// and addresses are fresh at each exec.
+func (p *Process) Key() string { return strconv.Itoa(p.pid) + string(p.auxv) }
+
 // Name returns the command name at the time of OpenProcess, with unprintable bytes replaced.
 func (p *Process) Name() string { return p.name }
 
