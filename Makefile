@@ -10,7 +10,7 @@ GUESTFLAGS ?=
 BIN := build/uverbsd
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
-.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench lint clean FORCE
+.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench fuzz lint clean FORCE
 
 all: build
 
@@ -55,6 +55,15 @@ bench-roundtrip: deps build build/guest-run
 
 bench:
 	go test -run '^$$' -bench . -benchmem ./...
+
+# Go's own way to shrink what it finds interesting takes most of the time where
+# goroutines make coverage differ from run to run: bounded.
+FUZZTIME ?= 10m
+fuzz:
+	@mkdir -p build; for f in ./cuse:FuzzMessage ./dispatch:FuzzCommand ./dispatch:FuzzSequence; do \
+		echo "$$f"; \
+		go test -run '^$$' -fuzz "$${f#*:}\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x "$${f%%:*}" > build/fuzz.log 2>&1 || { tail -20 build/fuzz.log; exit 1; }; \
+		tail -3 build/fuzz.log; done
 
 lint:
 	go run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2 run ./...

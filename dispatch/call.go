@@ -10,10 +10,11 @@ import (
 )
 
 // Scratch sizes in 8-byte units: the largest request and response that a typed
-// row has (query_qp's response is 128 bytes, query_device's 176).
+// row has (extended modify_qp's request is 120 bytes, extended query_device's
+// response 304).
 const (
 	inScratch  = 16
-	outScratch = 32
+	outScratch = 38
 )
 
 // keptScratch is how many elements of each post scratch slice a pooled call
@@ -32,6 +33,7 @@ type call struct {
 	size int // bytes the client wrote
 
 	hdr  abi.CmdHdr
+	ex   abi.ExCmdHdr
 	row  *row
 	core []byte // request without headers and udata
 	udin []byte // the provider's part
@@ -84,8 +86,8 @@ func (c *call) reply(err error) {
 	c.r.ReplyWrite(c.size)
 }
 
-// dispatch checks the header as ib_uverbs_write and verify_hdr do, in their
-// order, and runs the row.
+// dispatch checks the header as ib_uverbs_write does, in its order, and runs
+// the row.
 func (c *call) dispatch(data []byte) error {
 	if len(data) < abi.CmdHdrSize {
 		return unix.EINVAL
@@ -95,10 +97,21 @@ func (c *call) dispatch(data []byte) error {
 		return unix.EINVAL
 	}
 	c.row = lookupRow(c.hdr.Command)
-	if c.row == nil || !c.f.dev.cfg.HCA.Ops().Has(c.row.op) {
+	if c.row == nil {
 		return unix.EOPNOTSUPP
 	}
-	if err := c.split(data); err != nil {
+	if !c.served() {
+		// uapi_finalize puts notsupp_method in the place of what a device lacks:
+		// no sizes, but the header must still be right.
+		c.row = &empty[c.hdr.Command>>31]
+	}
+	var err error
+	if c.row.extended() {
+		err = c.splitExtended(data)
+	} else {
+		err = c.split(data)
+	}
+	if err != nil {
 		return err
 	}
 	defer c.unuse()
@@ -107,6 +120,8 @@ func (c *call) dispatch(data []byte) error {
 	}
 	return c.row.run(c)
 }
+
+func (c *call) served() bool { return c.row.run != nil && c.f.dev.cfg.HCA.Ops().Has(c.row.op) }
 
 // split is verify_hdr for a legacy command and the udata arithmetic after it.
 func (c *call) split(data []byte) error {
@@ -138,6 +153,50 @@ func (c *call) split(data []byte) error {
 	return nil
 }
 
+// splitExtended is verify_hdr for an extended command. The kernel's stand-in for
+// an extended command that a device lacks is not marked as extended, so that
+// verify_hdr refuses nearly every such command with EINVAL. We answer what the
+// stand-in's own handler would, EOPNOTSUPP, on which libibverbs relies.
+func (c *call) splitExtended(data []byte) error {
+	const headers = abi.CmdHdrSize + abi.ExCmdHdrSize
+	row := c.row
+	if len(data) < headers {
+		return unix.EINVAL
+	}
+	copy(bytesOf(&c.ex), data[abi.CmdHdrSize:])
+	core, udin := int(c.hdr.InWords)*8, int(c.ex.ProviderInWords)*8
+	if headers+core+udin != len(data) {
+		return unix.EINVAL
+	}
+	if core < row.req {
+		return unix.ENOSPC
+	}
+	if c.ex.Reserved != 0 {
+		return unix.EINVAL
+	}
+	c.respAddr, c.respLen, c.udoutLen = c.ex.Response, int(c.hdr.OutWords)*8, int(c.ex.ProviderOutWords)*8
+	if (c.respAddr != 0) != (c.respLen+c.udoutLen != 0) {
+		return unix.EINVAL
+	}
+	if c.respAddr != 0 {
+		if c.respLen < row.resp {
+			return unix.ENOSPC
+		}
+		if end := c.respAddr + uint64(c.respLen+c.udoutLen); end < c.respAddr || end > maxUserAddr {
+			return unix.EFAULT // access_ok
+		}
+	}
+	c.core, c.udin = data[headers:headers+core], data[headers+core:]
+	return nil
+}
+
+// maxUserAddr is above every user address of every architecture.
+const maxUserAddr = 1<<63 - 1
+
+// responseLength is the member of that name in an extended response
+// (uverbs_response_length).
+func (c *call) responseLength(size int) uint32 { return uint32(min(c.respLen, size)) }
+
 // request copies the core request into dst: a short one is extended with
 // zeros, a surplus must be zero (uverbs_request).
 func (c *call) request(dst []byte) error {
@@ -167,6 +226,9 @@ type writer func(b []byte, addr uint64) error
 // even where zeros follow: a client that is killed while its memory holds up the
 // first must not be reached for again.
 func (c *call) respondWith(write writer, resp []byte) error {
+	if c.respLen == 0 {
+		return nil // an extended command that asks for no answer
+	}
 	if c.respLen > len(resp) {
 		resp = append(make([]byte, 0, c.respLen), resp...)[:c.respLen]
 	}
@@ -191,11 +253,13 @@ func (c *call) read(b []byte, addr uint64) error {
 	return nil
 }
 
-// use locks a handle for the length of the command.
+// use locks a handle for the length of the command. EINVAL for whatever reason
+// it cannot, also that it is being destroyed: uobj_get_obj_read tells its callers
+// no more than that there is none.
 func (c *call) use(kind idr.Kind, id uint32) (*idr.Object, error) {
 	o, err := c.f.objects.Use(kind, id)
 	if err != nil {
-		return nil, err
+		return nil, unix.EINVAL
 	}
 	c.used = append(c.used, o)
 	return o, nil
@@ -212,12 +276,12 @@ func (c *call) unuse() {
 // begin reserves the handle of a new object whose queues cost queues bytes.
 func (c *call) begin(kind idr.Kind, queues uint64) (*idr.Object, error) {
 	cost := queues + objectBytes
-	if err := c.f.dev.budget.take(c.f.uid, cost); err != nil {
+	if err := c.f.take(kind, cost); err != nil {
 		return nil, err
 	}
 	o, err := c.f.objects.Begin(kind)
 	if err != nil {
-		c.f.dev.budget.give(c.f.uid, cost)
+		c.f.give(kind, cost)
 		return nil, err
 	}
 	o.Cost = cost
@@ -239,7 +303,7 @@ func (c *call) finish(err error) error {
 		if o.Value != nil {
 			_ = c.f.destroy(o)
 		} else {
-			c.f.dev.budget.give(c.f.uid, o.Cost)
+			c.f.give(o.Kind(), o.Cost)
 		}
 		c.f.objects.Abort(o)
 	}

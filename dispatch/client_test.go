@@ -2,6 +2,7 @@ package dispatch_test
 
 import (
 	"encoding/binary"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -60,6 +61,8 @@ type process struct {
 	pid   int
 	limit uint64
 	refs  atomic.Int32
+	// netRaw is CAP_NET_RAW.
+	netRaw bool
 	// checking runs once, inside the next CheckRange.
 	checking func()
 }
@@ -68,6 +71,8 @@ func (p *process) PID() int                      { return p.pid }
 func (p *process) Name() string                  { return "fake" }
 func (p *process) MemlockLimit() (uint64, error) { return p.limit, nil }
 func (p *process) CanLockAny() bool              { return false }
+func (p *process) CanNetRaw() bool               { return p.netRaw }
+func (p *process) Key() string                   { return fmt.Sprint(p.pid) }
 func (p *process) Get()                          { p.refs.Add(1) }
 func (p *process) Put()                          { p.refs.Add(-1) }
 func (p *process) CheckRange(addr, n uint64, write bool) error {
@@ -94,6 +99,29 @@ type machine struct {
 	nextFD          int
 	procs           map[int]*process
 	opened          map[int]dispatch.Handle // by the fd that Install made
+	inodes          map[int32]uint64        // files that any client has open, by descriptor
+	dups            map[int32]int32         // duplicates of descriptors
+	held            atomic.Int32            // files that the device holds
+}
+
+// clientFile is a file of a client's that the device holds.
+type clientFile struct {
+	m   *machine
+	ino uint64
+}
+
+func (f *clientFile) Key() dispatch.FileKey { return dispatch.FileKey{Dev: 1, Ino: f.ino} }
+func (f *clientFile) Close()                { f.m.held.Add(-1) }
+
+func (m *machine) SameFile(_ int, a, b int32) bool { return a == m.dups[b] || b == m.dups[a] }
+
+func (m *machine) OpenFile(_ int, fd int32) (dispatch.ClientFile, error) {
+	ino, ok := m.inodes[fd]
+	if !ok {
+		return nil, unix.EBADF
+	}
+	m.held.Add(1)
+	return &clientFile{m, ino}, nil
 }
 
 func (m *machine) proc(tid int) *process { return m.procs[tid-tid%100] }
@@ -196,12 +224,15 @@ type rig struct {
 	*machine
 	t      *testing.T
 	engine *soft.Device
+	hca    *faulty
 	pins   pin.Accountant
 	mu     sync.Mutex
 	woken  map[uint64]int // notified kh
 }
 
-func newRig(t *testing.T) *rig {
+func newRig(t *testing.T) *rig { return newRigWith(t, dispatch.DefaultLimits()) }
+
+func newRigWith(t *testing.T, limits dispatch.Limits) *rig {
 	t.Helper()
 	engine, err := soft.New(loop.New(), soft.Config{GUID: hca.GUID{0, 0x11, 0x75, 0, 0, 0, 0, 1}})
 	if err != nil {
@@ -209,7 +240,8 @@ func newRig(t *testing.T) *rig {
 	}
 	g := &rig{t: t, engine: engine, woken: map[uint64]int{},
 		machine: &machine{procs: map[int]*process{}, opened: map[int]dispatch.Handle{}, nextFD: 10}}
-	g.dev = dispatch.NewDevice(dispatch.Config{HCA: engine, System: g.machine, Pins: &g.pins,
+	g.hca = newFaulty(engine)
+	g.dev = dispatch.NewDevice(dispatch.Config{HCA: g.hca, System: g.machine, Pins: &g.pins, Users: dispatch.NewUsers(limits),
 		Notify: func(kh uint64) { g.mu.Lock(); g.woken[kh]++; g.mu.Unlock() }})
 	t.Cleanup(func() { _ = engine.Close() })
 	return g

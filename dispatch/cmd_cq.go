@@ -22,6 +22,7 @@ type cqObject struct {
 	compEvents eventSource
 	asyncEvts  eventSource
 	poller     poller
+	resizing   sync.Mutex // guards the idr.Object's Cost after the create; outermost
 }
 
 // Completion queues a channel event (ib_uverbs_comp_handler).
@@ -48,6 +49,19 @@ func (o *cqObject) close() error {
 }
 
 func createCQ(c *call, in *abi.CreateCQ, out *abi.CreateCQResp) error {
+	return c.makeCQ(&abi.ExCreateCQ{UserHandle: in.UserHandle, CQE: in.CQE, CompVector: in.CompVector, CompChannel: in.CompChannel}, out)
+}
+
+func exCreateCQ(c *call, in *abi.ExCreateCQ, out *abi.ExCreateCQResp) error {
+	if in.CompMask != 0 || in.Reserved != 0 {
+		return unix.EINVAL
+	}
+	out.ResponseLength = c.responseLength(sizeOf[abi.ExCreateCQResp]())
+	return c.makeCQ(in, &out.Base)
+}
+
+// makeCQ is create_cq (uverbs_cmd.c).
+func (c *call) makeCQ(in *abi.ExCreateCQ, out *abi.CreateCQResp) error {
 	u, err := c.context()
 	if err != nil {
 		return err
@@ -57,12 +71,18 @@ func createCQ(c *call, in *abi.CreateCQ, out *abi.CreateCQResp) error {
 	}
 	cq := &cqObject{user: in.UserHandle, async: u.async}
 	if in.CompChannel >= 0 {
-		if cq.channel, err = c.f.channel(in.CompChannel); err != nil {
+		if cq.channel, err = c.f.channel(c.tid, in.CompChannel); err != nil {
 			return err
 		}
 	}
+	if in.Flags != 0 {
+		return unix.EOPNOTSUPP // as the kernel's software drivers
+	}
 	if in.CQE > c.f.dev.cfg.HCA.Attr().MaxCQE {
 		return unix.EINVAL
+	}
+	if err := c.f.depth(in.CQE); err != nil {
+		return err
 	}
 	o, err := c.begin(kindCQ, queueBytes(in.CQE, cqeBytes))
 	if err != nil {
@@ -87,19 +107,39 @@ func resizeCQ(c *call, in *abi.ResizeCQ, out *abi.ResizeCQResp) error {
 	if in.CQE > c.f.dev.cfg.HCA.Attr().MaxCQE {
 		return unix.EINVAL
 	}
-	// Charged for the larger of the two until it is known which is kept.
-	old, cost := o.Cost, objectBytes+queueBytes(in.CQE, cqeBytes)
-	if err := c.f.dev.budget.take(c.f.uid, cost); err != nil {
+	if err := c.f.depth(in.CQE); err != nil {
+		return err
+	}
+	cq.resizing.Lock() // two resizes share the handle; what is paid must be what is had
+	defer cq.resizing.Unlock()
+	// Charged for both sizes until it is known which is kept.
+	cost := objectBytes + queueBytes(in.CQE, cqeBytes)
+	if err := c.f.takeQueue(cost); err != nil {
 		return err
 	}
 	if err := cq.hca.Resize(int(in.CQE)); err != nil {
-		c.f.dev.budget.give(c.f.uid, cost)
+		c.f.giveQueue(cost)
 		return err
 	}
-	c.f.dev.budget.give(c.f.uid, old)
+	c.f.giveQueue(o.Cost)
 	o.Cost = cost
 	out.CQE = uint32(cq.hca.Entries())
 	return nil
+}
+
+// exModifyCQ is moderation, the one thing that it modifies.
+func exModifyCQ(c *call, in *abi.ExModifyCQ) error {
+	if in.AttrMask == 0 || in.Reserved != 0 {
+		return unix.EINVAL
+	}
+	if in.AttrMask > abi.CQModerate {
+		return unix.EOPNOTSUPP
+	}
+	o, err := c.use(kindCQ, in.CQHandle)
+	if err != nil {
+		return err
+	}
+	return o.Value.(*cqObject).hca.Modify(in.CQCount, in.CQPeriod)
 }
 
 func destroyCQ(c *call, in *abi.DestroyCQ, out *abi.DestroyCQResp) error {
@@ -143,7 +183,7 @@ func pollCQ(c *call) error {
 	if n != 0 || err != nil || in.NE == 0 {
 		return err
 	}
-	if cq.poller.park(c.r, c.tid, in.Response, in.NE) {
+	if cq.poller.park(c.r, c.tid, c.size, in.Response, in.NE) {
 		c.deferred = true
 		return nil
 	}

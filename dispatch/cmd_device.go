@@ -75,16 +75,23 @@ func createCompChannel(c *call) error {
 	if _, err := c.context(); err != nil {
 		return err
 	}
-	f := c.f
+	f, added := c.f, false
 	ev := newEventFile(f, compEvents)
+	if err := ev.charge(); err != nil {
+		return err
+	}
 	err := f.dev.install(c, ev, func(fd int, write writer) error {
 		out := abi.CreateCompChannelResp{FD: uint32(fd)}
 		if err := c.respondWith(write, bytesOf(&out)); err != nil {
 			return err
 		}
 		f.addChannel(int32(fd), ev)
+		added = true
 		return nil
 	})
+	if !added {
+		ev.uncharge()
+	}
 	if err != nil && !c.deferred {
 		f.dev.cfg.Log.Warn("client gets no completion channel",
 			zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Error(err))
@@ -94,7 +101,12 @@ func createCompChannel(c *call) error {
 }
 
 func queryDevice(c *call, _ *abi.QueryDevice, out *abi.QueryDeviceResp) error {
-	a := c.f.dev.cfg.HCA.Attr()
+	copyDevice(out, c.f.dev.cfg.HCA.Attr())
+	return nil
+}
+
+// copyDevice is copy_query_dev_fields.
+func copyDevice(out *abi.QueryDeviceResp, a *hca.DeviceAttr) {
 	*out = abi.QueryDeviceResp{
 		FWVer: a.FWVer, NodeGUID: a.NodeGUID, SysImageGUID: a.SysImageGUID,
 		MaxMRSize: a.MaxMRSize, PageSizeCap: a.PageSizeCap,
@@ -110,6 +122,18 @@ func queryDevice(c *call, _ *abi.QueryDevice, out *abi.QueryDeviceResp) error {
 		MaxSRQ: a.MaxSRQ, MaxSRQWR: a.MaxSRQWR, MaxSRQSGE: a.MaxSRQSGE,
 		MaxPKeys: a.MaxPKeys, LocalCAAckDelay: a.LocalCAAckDel, PhysPortCnt: a.PhysPortCnt,
 	}
+}
+
+// exQueryDevice adds what the engine has of the later members: moderation.
+func exQueryDevice(c *call, in *abi.ExQueryDevice, out *abi.ExQueryDeviceResp) error {
+	if in.CompMask != 0 || in.Reserved != 0 {
+		return unix.EINVAL
+	}
+	a := c.f.dev.cfg.HCA.Attr()
+	copyDevice(&out.Base, a)
+	out.ResponseLength = c.responseLength(sizeOf[abi.ExQueryDeviceResp]())
+	out.DeviceCapFlagsEx = uint64(a.CapFlags)
+	out.CQModeration = abi.CQModerationCaps{MaxCount: a.MaxCQCount, MaxPeriod: a.MaxCQPeriod}
 	return nil
 }
 
@@ -145,50 +169,6 @@ func allocPD(c *call, _ *abi.AllocPD, out *abi.AllocPDResp) error {
 	}
 	o.Value = &pdObject{hca: pd}
 	out.PDHandle = o.ID()
-	return nil
-}
-
-// regMR follows ib_uverbs_reg_mr and ib_umem_get: arguments, charge, pages.
-func regMR(c *call, in *abi.RegMR, out *abi.RegMRResp) error {
-	const pageMask = 4095
-	if in.Start&pageMask != in.HCAVA&pageMask {
-		return unix.EINVAL
-	}
-	access := hca.Access(in.AccessFlags) &^ hca.AccessOptionalRange
-	if access&^hca.AccessSupported != 0 {
-		return unix.EINVAL
-	}
-	if access&hca.AccessNeedsLocal != 0 && access&hca.AccessLocalWrite == 0 {
-		return unix.EINVAL // ib_check_mr_access
-	}
-	if in.Length == 0 || in.HCAVA+in.Length < in.HCAVA || in.Length > c.f.dev.cfg.HCA.Attr().MaxMRSize {
-		return unix.EINVAL
-	}
-	pdo, pd, err := c.pd(in.PDHandle)
-	if err != nil {
-		return err
-	}
-	o, err := c.begin(kindMR, 0)
-	if err != nil {
-		return err
-	}
-	charge, err := c.f.dev.cfg.Pins.Charge(c.f.proc, in.Start, in.Length)
-	if err != nil {
-		return err
-	}
-	if err := c.f.proc.CheckRange(in.Start, in.Length, access&hca.AccessNeedsWritable != 0); err != nil {
-		charge.Release()
-		return err
-	}
-	mr, err := pd.RegMR(hca.MRInit{Mem: c.f.proc, Start: in.Start, Length: in.Length, IOVA: in.HCAVA, Access: access})
-	if err != nil {
-		charge.Release()
-		return err
-	}
-	c.f.proc.Get()
-	c.f.pinned.Add(int64(charge.Bytes()))
-	o.Value = &mrObject{parents: need(pdo), f: c.f, hca: mr, charge: charge}
-	*out = abi.RegMRResp{MRHandle: o.ID(), LKey: mr.LKey(), RKey: mr.RKey()}
 	return nil
 }
 

@@ -15,27 +15,63 @@ type qpObject struct {
 	async  *eventFile
 	events eventSource
 	mcasts mcastList
+	target *targetQP // of an XRC target: what its handles share
 }
 
 // QPEvent queues an asynchronous event (ib_uverbs_qp_event_handler).
 func (o *qpObject) QPEvent(ev hca.EventType) { o.async.push(o.user, uint32(ev), &o.events) }
 
 func (o *qpObject) close() error {
-	o.mcasts.detachAll(o.hca)
-	if err := o.hca.Close(); err != nil {
-		return err
+	if o.target != nil {
+		if err := o.target.leave(o); err != nil {
+			return err
+		}
+	} else {
+		o.mcasts.detachAll(o.hca)
+		if err := o.hca.Close(); err != nil {
+			return err
+		}
 	}
 	o.async.purge(&o.events)
 	return nil
 }
 
-// createQP follows create_qp (uverbs_cmd.c).
 func createQP(c *call, in *abi.CreateQP, out *abi.CreateQPResp) error {
+	return c.makeQP(&abi.ExCreateQP{
+		UserHandle: in.UserHandle, PDHandle: in.PDHandle, SendCQHandle: in.SendCQHandle, RecvCQHandle: in.RecvCQHandle,
+		SRQHandle: in.SRQHandle, MaxSendWR: in.MaxSendWR, MaxRecvWR: in.MaxRecvWR, MaxSendSGE: in.MaxSendSGE,
+		MaxRecvSGE: in.MaxRecvSGE, MaxInlineData: in.MaxInlineData, SQSigAll: in.SQSigAll, QPType: in.QPType, IsSRQ: in.IsSRQ,
+	}, out)
+}
+
+func exCreateQP(c *call, in *abi.ExCreateQP, out *abi.ExCreateQPResp) error {
+	if in.CompMask&^abi.CreateQPMaskIndTable != 0 || in.Reserved != 0 {
+		return unix.EINVAL
+	}
+	out.ResponseLength = c.responseLength(sizeOf[abi.ExCreateQPResp]())
+	return c.makeQP(in, &out.Base)
+}
+
+// makeQP follows create_qp (uverbs_cmd.c).
+func (c *call) makeQP(in *abi.ExCreateQP, out *abi.CreateQPResp) error {
 	u, err := c.context()
 	if err != nil {
 		return err
 	}
 	typ := hca.QPType(in.QPType)
+	switch typ {
+	case hca.QPTypeRawPacket:
+		if !c.f.proc.CanNetRaw() {
+			return unix.EPERM
+		}
+	case hca.QPTypeRC, hca.QPTypeUC, hca.QPTypeUD, hca.QPTypeXRCIni, hca.QPTypeXRCTgt, hca.QPTypeDriver:
+	default:
+		return unix.EINVAL
+	}
+	if in.CompMask != 0 {
+		return unix.EINVAL // there is no indirection table that its handle could name
+	}
+	qp := &qpObject{typ: typ, user: in.UserHandle, async: u.async}
 	init := hca.QPInit{
 		Type:   typ,
 		SigAll: in.SQSigAll != 0,
@@ -43,44 +79,52 @@ func createQP(c *call, in *abi.CreateQP, out *abi.CreateQPResp) error {
 			MaxSendWR: in.MaxSendWR, MaxRecvWR: in.MaxRecvWR,
 			MaxSendSGE: in.MaxSendSGE, MaxRecvSGE: in.MaxRecvSGE, MaxInline: in.MaxInlineData,
 		},
+		Handler: qp,
 	}
-	var needed [4]*idr.Object
-	n := 0
-	if in.IsSRQ != 0 {
-		o, err := c.use(kindSRQ, in.SRQHandle)
-		if err != nil {
-			return unix.EINVAL
+	if typ == hca.QPTypeXRCIni || typ == hca.QPTypeXRCTgt {
+		if !c.f.dev.cfg.HCA.Ops().Has(hca.OpXRC) {
+			return unix.EOPNOTSUPP
 		}
-		init.SRQ = o.Value.(*srqObject).hca
-		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0 // ignored with an SRQ
-		needed[n], n = o, n+1
+		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
 	}
-	scq, err := c.use(kindCQ, in.SendCQHandle)
+	var needed qpNeeds
+	if typ == hca.QPTypeXRCTgt {
+		init.Cap = hca.QPCap{}
+		err = needed.target(c, in.PDHandle)
+	} else {
+		err = needed.initiator(c, in, &init)
+	}
 	if err != nil {
+		return err
+	}
+	if in.CreateFlags&^abi.QPCreateUserFlags != 0 {
 		return unix.EINVAL
 	}
-	rcq := scq
-	if in.RecvCQHandle != in.SendCQHandle {
-		if rcq, err = c.use(kindCQ, in.RecvCQHandle); err != nil {
-			return unix.EINVAL
-		}
+	if in.CreateFlags&abi.QPCreateSourceQPN != 0 && !c.f.proc.CanNetRaw() {
+		return unix.EPERM
 	}
-	pdo, pd, err := c.pd(in.PDHandle)
-	if err != nil {
-		return unix.EINVAL
+	if in.CreateFlags != 0 {
+		return unix.EOPNOTSUPP // as the kernel's software drivers
 	}
-	needed[n], needed[n+1], needed[n+2] = scq, rcq, pdo
-	n += 3
+	if err := c.f.depth(init.Cap.MaxSendWR, init.Cap.MaxRecvWR); err != nil {
+		return err
+	}
 	o, err := c.begin(kindQP, qpBytes(&init.Cap))
 	if err != nil {
 		return err
 	}
-	qp := &qpObject{typ: typ, user: in.UserHandle, async: u.async}
-	init.SendCQ, init.RecvCQ, init.Handler = scq.Value.(*cqObject).hca, rcq.Value.(*cqObject).hca, qp
-	if qp.hca, err = pd.CreateQP(init); err != nil {
+	if needed.domain != nil {
+		qp.target, err = needed.domain.createQP(qp)
+		if err == nil {
+			qp.hca = qp.target.hca
+		}
+	} else {
+		qp.hca, err = needed.pd.CreateQP(init)
+	}
+	if err != nil {
 		return err
 	}
-	qp.parents = need(append([]*idr.Object(nil), needed[:n]...)...)
+	qp.parents = need(append([]*idr.Object(nil), needed.objects[:needed.n]...)...)
 	o.Value = qp
 	got := qp.hca.Cap()
 	*out = abi.CreateQPResp{
@@ -88,6 +132,67 @@ func createQP(c *call, in *abi.CreateQP, out *abi.CreateQPResp) error {
 		MaxSendWR: got.MaxSendWR, MaxRecvWR: got.MaxRecvWR,
 		MaxSendSGE: got.MaxSendSGE, MaxRecvSGE: got.MaxRecvSGE, MaxInlineData: got.MaxInline,
 	}
+	return nil
+}
+
+// qpNeeds are the objects that a QP is made from.
+type qpNeeds struct {
+	objects [4]*idr.Object
+	n       int
+	pd      hca.PD
+	domain  *xrcDomain // instead of a PD, for an XRC target
+}
+
+func (q *qpNeeds) add(o *idr.Object) { q.objects[q.n] = o; q.n++ }
+
+func (q *qpNeeds) target(c *call, xrcd uint32) error {
+	o, err := c.use(kindXRCD, xrcd)
+	if err != nil {
+		return err
+	}
+	q.add(o)
+	q.domain = o.Value.(*xrcdObject).domain
+	return nil
+}
+
+// initiator looks up what any QP but an XRC target has.
+func (q *qpNeeds) initiator(c *call, in *abi.ExCreateQP, init *hca.QPInit) error {
+	receives := init.Type != hca.QPTypeXRCIni
+	if receives && in.IsSRQ != 0 {
+		o, err := c.use(kindSRQ, in.SRQHandle)
+		if err != nil {
+			return err
+		}
+		srq := o.Value.(*srqObject)
+		if srq.typ == hca.SRQXRC {
+			return unix.EINVAL
+		}
+		init.SRQ = srq.hca
+		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0 // ignored with an SRQ
+		q.add(o)
+	}
+	send, err := c.use(kindCQ, in.SendCQHandle)
+	if err != nil {
+		return err
+	}
+	q.add(send)
+	init.SendCQ = send.Value.(*cqObject).hca
+	if receives {
+		recv := send
+		if in.RecvCQHandle != in.SendCQHandle {
+			if recv, err = c.use(kindCQ, in.RecvCQHandle); err != nil {
+				return err
+			}
+			q.add(recv)
+		}
+		init.RecvCQ = recv.Value.(*cqObject).hca
+	}
+	pdo, pd, err := c.pd(in.PDHandle)
+	if err != nil {
+		return err
+	}
+	q.add(pdo)
+	q.pd = pd
 	return nil
 }
 
@@ -161,12 +266,36 @@ func queryQP(c *call, in *abi.QueryQP, out *abi.QueryQPResp) error {
 	return nil
 }
 
-// modifyQP follows modify_qp (uverbs_cmd.c), check for check.
 func modifyQP(c *call, in *abi.ModifyQP) error {
-	mask := hca.QPAttrMask(in.AttrMask)
-	if mask&^hca.QPMaskStandard != 0 {
+	if hca.QPAttrMask(in.AttrMask)&^hca.QPMaskStandard != 0 {
 		return unix.EOPNOTSUPP
 	}
+	return c.changeQP(in, 0)
+}
+
+func exModifyQP(c *call, in *abi.ExModifyQP, out *abi.LengthResp) error {
+	if hca.QPAttrMask(in.Base.AttrMask)&^(hca.QPMaskStandard|hca.QPMaskRateLimit) != 0 {
+		return unix.EOPNOTSUPP
+	}
+	out.ResponseLength = c.responseLength(sizeOf[abi.LengthResp]())
+	return c.changeQP(&in.Base, in.RateLimit)
+}
+
+// ignoredAttrs are attributes that rdma-core sets for XRC QPs too, and which one
+// end does not have (modify_qp_mask).
+func ignoredAttrs(typ hca.QPType) hca.QPAttrMask {
+	switch typ {
+	case hca.QPTypeXRCIni:
+		return hca.QPMaskMaxDestRdAtomic | hca.QPMaskMinRNRTimer
+	case hca.QPTypeXRCTgt:
+		return hca.QPMaskMaxRdAtomic | hca.QPMaskRetryCnt | hca.QPMaskRNRRetry
+	}
+	return 0
+}
+
+// changeQP follows modify_qp (uverbs_cmd.c), check for check.
+func (c *call) changeQP(in *abi.ModifyQP, rateLimit uint32) error {
+	mask := hca.QPAttrMask(in.AttrMask)
 	o, err := c.use(kindQP, in.QPHandle)
 	if err != nil {
 		return err
@@ -208,9 +337,9 @@ func modifyQP(c *call, in *abi.ModifyQP) error {
 		PKeyIndex: in.PKeyIndex, AltPKeyIndex: in.AltPKeyIndex, EnSQDAsyncNotify: in.EnSQDAsyncNotify != 0,
 		MaxRdAtomic: in.MaxRdAtomic, MaxDestRdAtomic: in.MaxDestRdAtomic, MinRNRTimer: in.MinRNRTimer,
 		Port: in.PortNum, Timeout: in.Timeout, RetryCnt: in.RetryCnt, RNRRetry: in.RNRRetry,
-		AltPort: in.AltPortNum, AltTimeout: in.AltTimeout,
+		AltPort: in.AltPortNum, AltTimeout: in.AltTimeout, RateLimit: rateLimit,
 	}
-	if err := qp.Modify(&attr, mask); err != nil {
+	if err := qp.Modify(&attr, mask&^ignoredAttrs(o.Value.(*qpObject).typ)); err != nil {
 		return err
 	}
 	c.after = qp // flushes, and peers that waited for this state

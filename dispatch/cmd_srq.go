@@ -4,11 +4,13 @@ import (
 	"github.com/uverbsd/uverbsd/abi"
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/idr"
+	"golang.org/x/sys/unix"
 )
 
 type srqObject struct {
 	parents
 	hca    hca.SRQ
+	typ    hca.SRQType
 	user   uint64
 	async  *eventFile
 	events eventSource
@@ -26,33 +28,66 @@ func (o *srqObject) close() error {
 }
 
 func createSRQ(c *call, in *abi.CreateSRQ, out *abi.CreateSRQResp) error {
+	return c.makeSRQ(&abi.CreateXSRQ{UserHandle: in.UserHandle, PDHandle: in.PDHandle, MaxWR: in.MaxWR, MaxSGE: in.MaxSGE, SRQLimit: in.SRQLimit}, out)
+}
+
+func createXSRQ(c *call, in *abi.CreateXSRQ, out *abi.CreateSRQResp) error { return c.makeSRQ(in, out) }
+
+// makeSRQ is __uverbs_create_xsrq.
+func (c *call) makeSRQ(in *abi.CreateXSRQ, out *abi.CreateSRQResp) error {
 	u, err := c.context()
 	if err != nil {
 		return err
+	}
+	srq := &srqObject{typ: hca.SRQType(in.SRQType), user: in.UserHandle, async: u.async}
+	init := hca.SRQInit{MaxWR: in.MaxWR, MaxSGE: in.MaxSGE, Limit: in.SRQLimit, Handler: srq}
+	var needed [3]*idr.Object
+	n := 0
+	switch srq.typ {
+	case hca.SRQBasic:
+	case hca.SRQXRC:
+		if !c.f.dev.cfg.HCA.Ops().Has(hca.OpXRC) {
+			return unix.EOPNOTSUPP // as drivers do that have SRQs only
+		}
+		xo, err := c.use(kindXRCD, in.XRCDHandle)
+		if err != nil {
+			return err
+		}
+		co, err := c.use(kindCQ, in.CQHandle)
+		if err != nil {
+			return err
+		}
+		init.XRCD, init.CQ = xo.Value.(*xrcdObject).domain.hca, co.Value.(*cqObject).hca
+		needed[0], needed[1], n = xo, co, 2
+	default:
+		return unix.EOPNOTSUPP // tag matching, and what the kernel leaves to drivers to refuse
 	}
 	pdo, pd, err := c.pd(in.PDHandle)
 	if err != nil {
 		return err
 	}
-	o, err := c.begin(kindSRQ, srqBytes(in))
+	needed[n] = pdo
+	if err := c.f.depth(in.MaxWR); err != nil {
+		return err
+	}
+	o, err := c.begin(kindSRQ, srqBytes(in.MaxWR, in.MaxSGE))
 	if err != nil {
 		return err
 	}
-	srq := &srqObject{user: in.UserHandle, async: u.async}
-	srq.hca, err = pd.CreateSRQ(hca.SRQInit{MaxWR: in.MaxWR, MaxSGE: in.MaxSGE, Limit: in.SRQLimit, Handler: srq})
+	srq.hca, err = pd.CreateSRQ(init)
 	if err != nil {
 		return err
 	}
-	srq.parents = need(pdo)
+	srq.parents = need(append([]*idr.Object(nil), needed[:n+1]...)...)
 	o.Value = srq
 	got := srq.hca.Attr()
-	*out = abi.CreateSRQResp{SRQHandle: o.ID(), MaxWR: got.MaxWR, MaxSGE: got.MaxSGE}
+	*out = abi.CreateSRQResp{SRQHandle: o.ID(), MaxWR: got.MaxWR, MaxSGE: got.MaxSGE, SRQN: srq.hca.Num()}
 	return nil
 }
 
 // srqBytes is what an SRQ's queue costs; see qpBytes.
-func srqBytes(in *abi.CreateSRQ) uint64 {
-	return uint64(min(in.MaxWR, 1<<16)) * (rqeBytes + uint64(min(in.MaxSGE, 1<<16))*sgeBytes)
+func srqBytes(wrs, sges uint32) uint64 {
+	return uint64(min(wrs, 1<<16)) * (rqeBytes + uint64(min(sges, 1<<16))*sgeBytes)
 }
 
 func modifySRQ(c *call, in *abi.ModifySRQ) error {

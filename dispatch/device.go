@@ -20,8 +20,11 @@ type Config struct {
 	HCA    hca.Device
 	System System
 	Pins   *pin.Accountant
+	// Users bound what each user and context may have; nil: DefaultLimits.
+	// Devices may share it.
+	Users *Users
 	// MaxFiles is how many files may be open, as the daemon's own descriptor
-	// limit allows; 0 means the constant. One user may have half of them.
+	// limit allows; 0 means the constant.
 	MaxFiles int
 	// Notify wakes the pollers of an event file: the kh of their POLL.
 	Notify func(kh uint64)
@@ -32,7 +35,7 @@ type Config struct {
 type Device struct {
 	cfg     Config
 	sweeper sweeper
-	budget  budget
+	xrcds   xrcdTable
 
 	// mu guards the members below. Leaf.
 	mu      sync.Mutex
@@ -48,6 +51,9 @@ func NewDevice(cfg Config) *Device {
 	}
 	if cfg.MaxFiles == 0 {
 		cfg.MaxFiles = MaxFiles
+	}
+	if cfg.Users == nil {
+		cfg.Users = NewUsers(DefaultLimits())
 	}
 	return &Device{cfg: cfg, files: make(map[*File]struct{}), coming: make(map[int]*eventFile)}
 }
@@ -79,18 +85,22 @@ func (d *Device) Open(r Request) (Handle, error) {
 		ev.opened()
 		return ev, nil
 	}
-	if err := d.budget.open(r.UID(), n, d.cfg.MaxFiles); err != nil {
-		return nil, err
+	if n >= d.cfg.MaxFiles {
+		return nil, fmt.Errorf("open: %d files are open, limit %d: %w", n, d.cfg.MaxFiles, unix.ENFILE)
 	}
-	f, err := d.newFile(r)
+	user, err := d.cfg.Users.open(r.UID())
 	if err != nil {
-		d.budget.closed(r.UID())
+		return nil, fmt.Errorf("open: %w", err)
+	}
+	f, err := d.newFile(r, user)
+	if err != nil {
+		d.cfg.Users.close(r.UID(), user)
 		return nil, err
 	}
 	return f, nil
 }
 
-func (d *Device) newFile(r Request) (*File, error) {
+func (d *Device) newFile(r Request, user *account) (*File, error) {
 	p, err := d.cfg.System.OpenProcess(r.TID())
 	if err != nil {
 		return nil, fmt.Errorf("open: identify thread %d: %w", r.TID(), err)
@@ -100,15 +110,22 @@ func (d *Device) newFile(r Request) (*File, error) {
 		p.Put()
 		return nil, fmt.Errorf("open: credentials of thread %d: %w", r.TID(), err)
 	}
-	f := &File{dev: d, proc: p, creds: creds, uid: r.UID(), channels: make(map[int32]*eventFile)}
+	f := &File{
+		dev: d, proc: p, creds: creds, uid: r.UID(), user: user, context: newAccount("context", &d.cfg.Users.limits.Context),
+		channels: make(map[int32]*eventFile),
+	}
 	f.active.Store(1)
 	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.stopped {
+	stopped := d.stopped
+	if !stopped {
+		d.files[f] = struct{}{}
+		f.pins = d.cfg.Pins.Open(p)
+	}
+	d.mu.Unlock()
+	if stopped {
 		p.Put()
 		return nil, fmt.Errorf("open: device is going: %w", unix.ENODEV)
 	}
-	d.files[f] = struct{}{}
 	return f, nil
 }
 
@@ -194,6 +211,13 @@ func (d *Device) Files() []FileInfo {
 func (d *Device) logTeardown(f *File, left int) {
 	if left > 0 {
 		d.cfg.Log.Error("objects left behind by a closed file", zap.Int("pid", f.proc.PID()), zap.Int("objects", left))
+	}
+}
+
+// logPin says at debug level why a client could not register memory.
+func (d *Device) logPin(f *File, err error) {
+	if ce := d.cfg.Log.Check(zap.DebugLevel, "memory not registered"); ce != nil {
+		ce.Write(zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Uint64("pinned_bytes", f.pins.Pinned()), zap.Error(err))
 	}
 }
 

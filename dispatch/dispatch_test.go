@@ -14,7 +14,7 @@ import (
 	"github.com/uverbsd/uverbsd/hca"
 )
 
-func TestHeader(t *testing.T) {
+func TestRow3LegacyHeader(t *testing.T) {
 	g := newRig(t)
 	c := g.client(100)
 	defer c.h.Release()
@@ -32,7 +32,7 @@ func TestHeader(t *testing.T) {
 		{"stray command bit", mut(func(b []byte) []byte { b[1] = 1; return b }), unix.EINVAL},
 		{"number out of range", mut(func(b []byte) []byte { b[0] = 255; return b }), unix.EOPNOTSUPP},
 		{"number left empty", mut(func(b []byte) []byte { b[0] = abi.CmdPeekCQ; return b }), unix.EOPNOTSUPP},
-		{"extended", mut(func(b []byte) []byte { b[3] = 0x80; return b }), unix.EOPNOTSUPP},
+		{"extended number out of range", mut(func(b []byte) []byte { b[0], b[3] = 58, 0x80; return b }), unix.EOPNOTSUPP},
 		{"in_words too large", mut(func(b []byte) []byte { b[4]++; return b }), unix.EINVAL},
 		{"one byte more", mut(func(b []byte) []byte { return append(b, 0) }), unix.EINVAL},
 		{"request too short", pack(abi.CmdQueryDevice, 176, make([]byte, 4)), unix.ENOSPC},
@@ -71,7 +71,7 @@ func TestContext(t *testing.T) {
 }
 
 // Failure class 25: a client that cannot be seized opens without events.
-func TestContextWithoutEvents(t *testing.T) {
+func TestRow25ContextWithoutEvents(t *testing.T) {
 	g := newRig(t)
 	g.seized = errors.New("traced by pid 1")
 	c := g.client(100)
@@ -111,7 +111,7 @@ func TestNextInstallOverlapsTheLast(t *testing.T) {
 	}
 }
 
-func TestBadResponseLeavesNothing(t *testing.T) {
+func TestRow5BadResponseLeavesNothing(t *testing.T) {
 	g := newRig(t)
 	c := g.client(100)
 	defer c.h.Release()
@@ -150,11 +150,11 @@ func TestBusyAndTeardown(t *testing.T) {
 	c.cmd(unix.EBUSY, abi.CmdDestroyCQ, 8, raw(abi.DestroyCQ{Response: resp, CQHandle: cq}))
 	c.cmd(unix.EINVAL, abi.CmdDeallocPD, 0, raw(abi.Handle{Handle: cq}))
 	c.cmd(unix.ENOENT, abi.CmdDeallocPD, 0, raw(abi.Handle{Handle: 99}))
-	if got := g.pins.Pinned(100); got != 3*page {
+	if got := g.pins.Pinned("100"); got != 3*page {
 		t.Fatalf("%d bytes pinned", got)
 	}
 	c.cmd(0, abi.CmdDeregMR, 0, raw(abi.Handle{Handle: mr.MRHandle}))
-	if got := g.pins.Pinned(100); got != 0 {
+	if got := g.pins.Pinned("100"); got != 0 {
 		t.Fatalf("%d bytes pinned after deregistration", got)
 	}
 	c.mr(pd, 0x10000, page, 0)
@@ -164,7 +164,7 @@ func TestBusyAndTeardown(t *testing.T) {
 	}
 	_ = qp
 	c.h.Release()
-	if got := g.pins.Pinned(100); got != 0 {
+	if got := g.pins.Pinned("100"); got != 0 {
 		t.Fatalf("%d bytes pinned after close", got)
 	}
 	if n := g.procs[100].refs.Load(); n != 0 {
@@ -198,10 +198,10 @@ func TestRegMRChecks(t *testing.T) {
 		{"over the limit", abi.RegMR{Start: rw, HCAVA: rw, Length: 9 << 20, PDHandle: pd}, unix.ENOMEM},
 		{"no such pd", abi.RegMR{Start: rw, HCAVA: rw, Length: 1, PDHandle: 77}, unix.EINVAL},
 	} {
-		before := g.pins.Pinned(100)
+		before := g.pins.Pinned("100")
 		tc.in.Response = resp
 		t.Run(tc.name, func(*testing.T) { c.cmd(tc.want, abi.CmdRegMR, 12, raw(tc.in)) })
-		if tc.want != 0 && g.pins.Pinned(100) != before {
+		if tc.want != 0 && g.pins.Pinned("100") != before {
 			t.Errorf("%s: charge stayed", tc.name)
 		}
 	}
@@ -279,7 +279,7 @@ func TestMessage(t *testing.T) {
 }
 
 // Failure class 2: wqe_size*wr_count and sge_count*16 must not wrap.
-func TestPostArithmetic(t *testing.T) {
+func TestRow2PostArithmetic(t *testing.T) {
 	g := newRig(t)
 	c := g.client(100)
 	defer c.h.Release()
@@ -323,7 +323,8 @@ func TestCompletionChannel(t *testing.T) {
 	fd := int32(out[abi.CreateCompChannelResp](c).FD)
 	ch := g.opened[int(fd)]
 	c.cmd(unix.EBADF, abi.CmdCreateCQ, 8, raw(abi.CreateCQ{Response: resp, CQE: 4, CompChannel: fd + 1}))
-	pd, cq := c.pd(), c.cq(fd)
+	g.dups = map[int32]int32{fd + 2: fd}
+	pd, cq := c.pd(), c.cq(fd+2) // a duplicate is as good
 	qp := c.qp(pd, cq, hca.QPTypeRC)
 	port, _ := g.engine.Port(1)
 	c.connect(qp.QPHandle, qp.QPN, port.LID)
@@ -451,13 +452,13 @@ func TestRandomBytes(t *testing.T) {
 		c.write(b)
 	}
 	c.h.Release()
-	if got := g.pins.Pinned(100); got != 0 {
+	if got := g.pins.Pinned("100"); got != 0 {
 		t.Fatalf("%d bytes pinned", got)
 	}
 }
 
 // Failure class 8: one user at its bounds, another goes on; nothing stays charged.
-func TestUserBudget(t *testing.T) {
+func TestRow8UserBudget(t *testing.T) {
 	g := newRig(t)
 	c := g.client(100)
 	c.context()
@@ -524,7 +525,7 @@ func TestKilledClientsHandlerOutlivesItsFile(t *testing.T) {
 	if n := g.procs[100].refs.Load(); n != 0 {
 		t.Errorf("%d references to the process left", n)
 	}
-	if n := g.pins.Pinned(100); n != 0 {
+	if n := g.pins.Pinned("100"); n != 0 {
 		t.Errorf("%d bytes pinned", n)
 	}
 }

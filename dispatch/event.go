@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// MaxEvents bounds the unread events of one event file. The kernel's bound is
-// memory; a client with this many unread has stopped reading.
-const MaxEvents = 1 << 16
+// MaxEvents bounds the unread events of one event file, 32 bytes each. The
+// kernel's bound is memory; a client with this many unread has stopped reading.
+const MaxEvents = 1 << 14
 
 // Bits of poll(2) that x/sys lacks on Linux (asm-generic/poll.h).
 const (
@@ -42,8 +42,9 @@ type event struct {
 // eventFile is the file behind an async_fd or a completion channel: struct
 // ib_uverbs_event_queue and the file around it.
 type eventFile struct {
-	f    *File
-	kind eventKind
+	f       *File
+	kind    eventKind
+	charged atomic.Bool // a completion channel that its context and user pay for
 
 	// mu guards the members below. Leaf.
 	mu      sync.Mutex
@@ -63,6 +64,21 @@ type waitingRead struct {
 }
 
 func newEventFile(f *File, k eventKind) *eventFile { return &eventFile{f: f, kind: k} }
+
+// charge counts a completion channel; ENOMEM. uncharge takes that back, once.
+func (e *eventFile) charge() error {
+	if err := e.f.take(kindChannel, objectBytes); err != nil {
+		return err
+	}
+	e.charged.Store(true)
+	return nil
+}
+
+func (e *eventFile) uncharge() {
+	if e.charged.Swap(false) {
+		e.f.give(kindChannel, objectBytes)
+	}
+}
 
 func (e *eventFile) opened() {
 	e.mu.Lock()
@@ -160,6 +176,7 @@ func (e *eventFile) purge(src *eventSource) {
 
 // detach ends the file: its context is gone. Readers that wait get EIO.
 func (e *eventFile) detach() {
+	e.uncharge()
 	e.mu.Lock()
 	e.closed, e.gone = true, true
 	e.queue = nil
@@ -272,6 +289,7 @@ func (e *eventFile) WholeSize(first []byte) int { return len(first) }
 
 // Release is the last close of the descriptor.
 func (e *eventFile) Release() {
+	e.uncharge()
 	e.mu.Lock()
 	e.closed = true
 	e.queue = nil

@@ -1,12 +1,14 @@
 package dispatch
 
 import (
+	"maps"
 	"sync"
 	"sync/atomic"
 
 	"github.com/uverbsd/uverbsd/abi"
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/idr"
+	"github.com/uverbsd/uverbsd/pin"
 	"golang.org/x/sys/unix"
 )
 
@@ -16,6 +18,10 @@ type File struct {
 	proc  Process
 	creds Credentials
 	uid   uint32
+	user  *account
+	// context is what this file has; user's counts include it.
+	context *account
+	pins    *pin.Account
 
 	// active counts the commands under way, and one for the open file. A handler
 	// whose client was killed can outlive the file: who takes it to zero tears
@@ -24,7 +30,6 @@ type File struct {
 
 	objects idr.Table
 	ctx     atomic.Pointer[ucontext]
-	pinned  atomic.Int64 // bytes, for status
 
 	// mu guards the members below.
 	mu       sync.Mutex
@@ -109,17 +114,26 @@ func (f *File) teardown() {
 	f.dev.mu.Lock()
 	delete(f.dev.files, f)
 	f.dev.mu.Unlock()
-	f.dev.budget.closed(f.uid)
+	f.dev.cfg.Users.close(f.uid, f.user)
+	f.pins.Close()
 	f.proc.Put()
 }
 
-// channel finds a completion channel by the client's descriptor. EBADF if it
-// is none of this file's. A dup of a channel is not known here: the number is
-// all that the client gives, and another process's table cannot be compared.
-func (f *File) channel(fd int32) (*eventFile, error) {
+// channel finds a completion channel by a descriptor of tid's: its own, or a
+// duplicate while that is open. EBADF if it is none of this file's.
+func (f *File) channel(tid int, fd int32) (*eventFile, error) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	ev := f.channels[fd]
+	others := make(map[int32]*eventFile, len(f.channels))
+	if ev == nil || ev.isClosed() {
+		maps.Copy(others, f.channels)
+	}
+	f.mu.Unlock()
+	for own, other := range others {
+		if !other.isClosed() && f.dev.cfg.System.SameFile(tid, fd, own) {
+			return other, nil
+		}
+	}
 	if ev == nil || ev.isClosed() {
 		return nil, unix.EBADF
 	}
@@ -150,14 +164,14 @@ func (f *File) info() FileInfo {
 		counts[kindNames[k]] = n
 	}
 	if f.ctx.Load() != nil {
-		counts["context"] = 1
+		counts[kindNames[kindContext]] = 1
 	}
 	f.mu.Lock()
 	if n := len(f.channels); n > 0 {
-		counts["comp_channel"] = n
+		counts[kindNames[kindChannel]] = n
 	}
 	f.mu.Unlock()
-	return FileInfo{PID: f.proc.PID(), Program: f.proc.Name(), UID: f.uid, Objects: counts, Pinned: uint64(f.pinned.Load())}
+	return FileInfo{PID: f.proc.PID(), Program: f.proc.Name(), UID: f.uid, Objects: counts, Pinned: uint64(f.context.pinned.now.Load())}
 }
 
 // wholeSize is the byte count that the header of a command claims; for what

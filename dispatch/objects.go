@@ -15,11 +15,17 @@ const (
 	kindCQ
 	kindQP
 	kindSRQ
+	kindMW
+	kindXRCD
+	kindChannel // known by its descriptor, not by a handle
+	kindContext // an open file
+	numKinds
 )
 
-// kindNames are the names that status shows.
-var kindNames = map[idr.Kind]string{
-	kindPD: "pd", kindMR: "mr", kindAH: "ah", kindCQ: "cq", kindQP: "qp", kindSRQ: "srq",
+// kindNames are the names that status and the configuration use.
+var kindNames = [numKinds]string{
+	kindPD: "pd", kindMR: "mr", kindAH: "ah", kindCQ: "cq", kindQP: "qp", kindSRQ: "srq", kindMW: "mw", kindXRCD: "xrcd",
+	kindChannel: "comp_channel", kindContext: "context",
 }
 
 // object is what an idr.Object's Value is.
@@ -40,7 +46,7 @@ func (f *File) destroy(o *idr.Object) error {
 	for _, n := range v.needs() {
 		n.Unref()
 	}
-	f.dev.budget.give(f.uid, o.Cost)
+	f.give(o.Kind(), o.Cost)
 	return nil
 }
 
@@ -69,17 +75,26 @@ type mrObject struct {
 	f      *File
 	hca    hca.MR
 	charge pin.Charge
+	access hca.Access
+	// The range in the client's memory, bytes.
+	start, length uint64
 }
 
 func (o *mrObject) close() error {
 	if err := o.hca.Close(); err != nil {
 		return err
 	}
-	o.f.pinned.Add(-int64(o.charge.Bytes()))
-	o.charge.Release()
+	o.f.unpin(&o.charge)
 	o.f.proc.Put()
 	return nil
 }
+
+type mwObject struct {
+	parents
+	hca hca.MW
+}
+
+func (o *mwObject) close() error { return o.hca.Close() }
 
 type ahObject struct {
 	parents

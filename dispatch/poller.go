@@ -27,6 +27,7 @@ type poller struct {
 	mu     sync.Mutex
 	r      Request
 	tid    int
+	size   int // bytes of the write(), which its answer counts
 	resp   uint64
 	ne     uint32
 	seq    uint64 // counts waits
@@ -41,7 +42,7 @@ func (p *poller) init(d *Device, cq hca.CQ) {
 
 // park takes over r's answer. False: it did not, since there is something to
 // poll, another request waits, or this one should not.
-func (p *poller) park(r Request, tid int, resp uint64, ne uint32) bool {
+func (p *poller) park(r Request, tid, size int, resp uint64, ne uint32) bool {
 	p.mu.Lock()
 	if p.r != nil || p.skip > 0 {
 		p.skip = max(p.skip-1, 0)
@@ -49,7 +50,7 @@ func (p *poller) park(r Request, tid int, resp uint64, ne uint32) bool {
 		return false
 	}
 	p.seq++
-	p.r, p.tid, p.resp, p.ne = r, tid, resp, ne
+	p.r, p.tid, p.size, p.resp, p.ne = r, tid, size, resp, ne
 	seq := p.seq
 	p.mu.Unlock()
 	r.OnInterrupt(p.interrupt) // first: r is not touched once it may be answered
@@ -82,7 +83,7 @@ func (p *poller) expire(seq uint64) {
 // finish answers the request that waits, if one does, with what there is.
 func (p *poller) finish() {
 	p.mu.Lock()
-	r, tid, resp, ne := p.r, p.tid, p.resp, p.ne
+	r, tid, size, resp, ne := p.r, p.tid, p.size, p.resp, p.ne
 	p.r = nil
 	p.mu.Unlock()
 	if r == nil {
@@ -101,8 +102,5 @@ func (p *poller) finish() {
 		r.ReplyError(errnoOf(err))
 		return
 	}
-	r.ReplyWrite(pollCQBytes)
+	r.ReplyWrite(size)
 }
-
-// pollCQBytes is the size of a POLL_CQ command, which a write() of one returns.
-const pollCQBytes = 24

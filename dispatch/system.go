@@ -40,6 +40,10 @@ type System interface {
 	// EFAULT unless all of it worked.
 	Read(tid int, b []byte, addr uint64) error
 	Write(tid int, b []byte, addr uint64) error
+	// OpenFile takes hold of the file behind a descriptor of tid's. EBADF.
+	OpenFile(tid int, fd int32) (ClientFile, error)
+	// SameFile: descriptors a and b of tid's are one open file.
+	SameFile(tid int, a, b int32) bool
 	// Install opens the client's own command file again, as a new descriptor
 	// of the client. An error means that nothing has been done and answer was
 	// not called. Otherwise answer has been called (it must complete the
@@ -48,6 +52,15 @@ type System interface {
 	// What done returns, if not 0, becomes the result of the client's write in
 	// place of success, and the descriptor is closed again.
 	Install(tid int, answer func(), done func(s Standing, err error) unix.Errno) error
+}
+
+// FileKey tells inodes apart.
+type FileKey struct{ Dev, Ino uint64 }
+
+// ClientFile is a file of a client's. Its inode is not another's until Close.
+type ClientFile interface {
+	Key() FileKey
+	Close()
 }
 
 // Standing is a client thread that stands still at the end of its write().
@@ -63,6 +76,8 @@ type Process interface {
 	hca.Memory
 	pin.Owner
 	Name() string
+	// CanNetRaw is CAP_NET_RAW.
+	CanNetRaw() bool
 	// CheckRange is EFAULT unless every byte is mapped and, if write, writable.
 	CheckRange(addr, length uint64, write bool) error
 	Get()

@@ -5,104 +5,61 @@ import (
 	"github.com/uverbsd/uverbsd/hca"
 )
 
-// row is one command: all that is known of it before its handler runs.
-type row struct {
-	num   uint32 // with abi.CmdFlagExtended for an extended command
-	name  string
-	req   int       // bytes of the request without headers and udata
-	resp  int       // bytes of the response, 0: none
-	udata bool      // a provider's part may follow both
-	op    hca.OpSet // driver methods without which the answer is EOPNOTSUPP
-	run   func(*call) error
-}
-
-// table is every command that is served; any other number answers EOPNOTSUPP.
-// Rows follow uverbs_def_write_intf[] (uverbs_cmd.c).
+// table is every command of the ABI, as uverbs_def_write_intf[] (uverbs_cmd.c)
+// has it; any other number answers EOPNOTSUPP.
 var table = []row{
-	custom[abi.GetContext, abi.GetContextResp](abi.CmdGetContext, "GET_CONTEXT", true, 0, getContext),
-	typed(abi.CmdQueryDevice, "QUERY_DEVICE", false, 0, queryDevice),
-	typed(abi.CmdQueryPort, "QUERY_PORT", false, 0, queryPort),
-	typed(abi.CmdAllocPD, "ALLOC_PD", true, 0, allocPD),
-	silent(abi.CmdDeallocPD, "DEALLOC_PD", 0, destroyer(kindPD)),
-	typed(abi.CmdCreateAH, "CREATE_AH", true, hca.OpAH, createAH),
-	silent(abi.CmdDestroyAH, "DESTROY_AH", hca.OpAH, destroyer(kindAH)),
-	typed(abi.CmdRegMR, "REG_MR", true, 0, regMR),
-	silent(abi.CmdDeregMR, "DEREG_MR", 0, destroyer(kindMR)),
-	custom[abi.CreateCompChannel, abi.CreateCompChannelResp](abi.CmdCreateCompChannel, "CREATE_COMP_CHANNEL", false, 0, createCompChannel),
-	typed(abi.CmdCreateCQ, "CREATE_CQ", true, 0, createCQ),
-	typed(abi.CmdResizeCQ, "RESIZE_CQ", true, hca.OpResizeCQ, resizeCQ),
-	typed(abi.CmdDestroyCQ, "DESTROY_CQ", false, 0, destroyCQ),
-	custom[abi.PollCQ, abi.PollCQResp](abi.CmdPollCQ, "POLL_CQ", false, 0, pollCQ),
-	silent(abi.CmdReqNotifyCQ, "REQ_NOTIFY_CQ", hca.OpReqNotify, reqNotifyCQ),
-	typed(abi.CmdCreateQP, "CREATE_QP", true, 0, createQP),
-	typed(abi.CmdQueryQP, "QUERY_QP", false, 0, queryQP),
-	silent(abi.CmdModifyQP, "MODIFY_QP", 0, modifyQP),
-	typed(abi.CmdDestroyQP, "DESTROY_QP", false, 0, destroyQP),
-	custom[abi.PostSend, abi.PostResp](abi.CmdPostSend, "POST_SEND", false, 0, postSend),
-	custom[abi.PostSend, abi.PostResp](abi.CmdPostRecv, "POST_RECV", false, 0, postRecv),
-	silent(abi.CmdAttachMcast, "ATTACH_MCAST", hca.OpMcast, attachMcast),
-	silent(abi.CmdDetachMcast, "DETACH_MCAST", hca.OpMcast, detachMcast),
-	typed(abi.CmdCreateSRQ, "CREATE_SRQ", true, hca.OpSRQ, createSRQ),
-	withUdata(silent(abi.CmdModifySRQ, "MODIFY_SRQ", hca.OpSRQ|hca.OpModifySRQ, modifySRQ)),
-	typed(abi.CmdQuerySRQ, "QUERY_SRQ", false, hca.OpSRQ, querySRQ),
-	typed(abi.CmdDestroySRQ, "DESTROY_SRQ", false, hca.OpSRQ, destroySRQ),
-	custom[abi.PostSend, abi.PostResp](abi.CmdPostSRQRecv, "POST_SRQ_RECV", false, hca.OpSRQ, postSRQRecv),
-}
+	custom[abi.GetContext, abi.GetContextResp](abi.CmdGetContext, "GET_CONTEXT", getContext).withUdata(),
+	typed(abi.CmdQueryDevice, "QUERY_DEVICE", queryDevice),
+	typed(abi.CmdQueryPort, "QUERY_PORT", queryPort),
+	typed(abi.CmdAllocPD, "ALLOC_PD", allocPD).withUdata().on(kindPD, accessNew),
+	silent(abi.CmdDeallocPD, "DEALLOC_PD", destroyer(kindPD)).on(kindPD, accessDestroy),
+	typed(abi.CmdCreateAH, "CREATE_AH", createAH).withUdata().on(kindAH, accessNew).needs(hca.OpAH),
+	absent(abi.CmdModifyAH, "MODIFY_AH"),
+	absent(abi.CmdQueryAH, "QUERY_AH"),
+	silent(abi.CmdDestroyAH, "DESTROY_AH", destroyer(kindAH)).on(kindAH, accessDestroy).needs(hca.OpAH),
+	typed(abi.CmdRegMR, "REG_MR", regMR).withUdata().on(kindMR, accessNew),
+	absent(abi.CmdRegSMR, "REG_SMR"),
+	typed(abi.CmdReregMR, "REREG_MR", reregMR).withUdata().on(kindMR, accessUse).needs(hca.OpReregMR),
+	absent(abi.CmdQueryMR, "QUERY_MR"),
+	silent(abi.CmdDeregMR, "DEREG_MR", destroyer(kindMR)).on(kindMR, accessDestroy),
+	typed(abi.CmdAllocMW, "ALLOC_MW", allocMW).withUdata().on(kindMW, accessNew).needs(hca.OpMW),
+	absent(abi.CmdBindMW, "BIND_MW"),
+	silent(abi.CmdDeallocMW, "DEALLOC_MW", destroyer(kindMW)).on(kindMW, accessDestroy).needs(hca.OpMW),
+	custom[abi.CreateCompChannel, abi.CreateCompChannelResp](abi.CmdCreateCompChannel, "CREATE_COMP_CHANNEL", createCompChannel).on(kindChannel, accessNew),
+	typed(abi.CmdCreateCQ, "CREATE_CQ", createCQ).withUdata().on(kindCQ, accessNew),
+	typed(abi.CmdResizeCQ, "RESIZE_CQ", resizeCQ).withUdata().on(kindCQ, accessUse).needs(hca.OpResizeCQ),
+	typed(abi.CmdDestroyCQ, "DESTROY_CQ", destroyCQ).on(kindCQ, accessDestroy),
+	custom[abi.PollCQ, abi.PollCQResp](abi.CmdPollCQ, "POLL_CQ", pollCQ).on(kindCQ, accessUse),
+	absent(abi.CmdPeekCQ, "PEEK_CQ"),
+	silent(abi.CmdReqNotifyCQ, "REQ_NOTIFY_CQ", reqNotifyCQ).on(kindCQ, accessUse).needs(hca.OpReqNotify),
+	typed(abi.CmdCreateQP, "CREATE_QP", createQP).withUdata().on(kindQP, accessNew),
+	typed(abi.CmdQueryQP, "QUERY_QP", queryQP).on(kindQP, accessUse),
+	silent(abi.CmdModifyQP, "MODIFY_QP", modifyQP).on(kindQP, accessUse),
+	typed(abi.CmdDestroyQP, "DESTROY_QP", destroyQP).on(kindQP, accessDestroy),
+	custom[abi.PostSend, abi.PostResp](abi.CmdPostSend, "POST_SEND", postSend).on(kindQP, accessUse),
+	custom[abi.PostSend, abi.PostResp](abi.CmdPostRecv, "POST_RECV", postRecv).on(kindQP, accessUse),
+	silent(abi.CmdAttachMcast, "ATTACH_MCAST", attachMcast).on(kindQP, accessUse).needs(hca.OpMcast),
+	silent(abi.CmdDetachMcast, "DETACH_MCAST", detachMcast).on(kindQP, accessUse).needs(hca.OpMcast),
+	typed(abi.CmdCreateSRQ, "CREATE_SRQ", createSRQ).withUdata().on(kindSRQ, accessNew).needs(hca.OpSRQ),
+	silent(abi.CmdModifySRQ, "MODIFY_SRQ", modifySRQ).withUdata().on(kindSRQ, accessUse).needs(hca.OpSRQ | hca.OpModifySRQ),
+	typed(abi.CmdQuerySRQ, "QUERY_SRQ", querySRQ).on(kindSRQ, accessUse).needs(hca.OpSRQ),
+	typed(abi.CmdDestroySRQ, "DESTROY_SRQ", destroySRQ).on(kindSRQ, accessDestroy).needs(hca.OpSRQ),
+	custom[abi.PostSend, abi.PostResp](abi.CmdPostSRQRecv, "POST_SRQ_RECV", postSRQRecv).on(kindSRQ, accessUse).needs(hca.OpSRQ),
+	typed(abi.CmdOpenXRCD, "OPEN_XRCD", openXRCD).withUdata().on(kindXRCD, accessNew).needs(hca.OpXRC),
+	silent(abi.CmdCloseXRCD, "CLOSE_XRCD", destroyer(kindXRCD)).on(kindXRCD, accessDestroy).needs(hca.OpXRC),
+	typed(abi.CmdCreateXSRQ, "CREATE_XSRQ", createXSRQ).withUdata().on(kindSRQ, accessNew).needs(hca.OpSRQ),
+	typed(abi.CmdOpenQP, "OPEN_QP", openQP).withUdata().on(kindQP, accessNew).needs(hca.OpXRC),
 
-// index finds rows by number: legacy, extended.
-var index [2][abi.CmdMask + 1]*row
-
-func init() {
-	// The rows' handlers refer to nothing that refers to index, so a loop here
-	// is the table's only user that needs an init.
-	for i := range table {
-		index[table[i].num>>31][table[i].num&abi.CmdMask] = &table[i]
-	}
-}
-
-func lookupRow(command uint32) *row {
-	return index[command>>31][command&abi.CmdMask]
-}
-
-// typed is a row whose request and response are one struct each.
-func typed[Q, R any](num uint32, name string, udata bool, op hca.OpSet, h func(*call, *Q, *R) error) row {
-	return row{num: num, name: name, req: sizeOf[Q](), resp: sizeOf[R](), udata: udata, op: op, run: func(c *call) error {
-		in, out := at[Q](c.in[:]), at[R](c.out[:])
-		if err := c.request(bytesOf(in)); err != nil {
-			return err
-		}
-		if _, err := c.context(); err != nil {
-			return err
-		}
-		clear(bytesOf(out))
-		err := h(c, in, out)
-		if err == nil {
-			err = c.respond(bytesOf(out))
-		}
-		return c.finish(err)
-	}}
-}
-
-// silent is a row without a response.
-func silent[Q any](num uint32, name string, op hca.OpSet, h func(*call, *Q) error) row {
-	return row{num: num, name: name, req: sizeOf[Q](), op: op, run: func(c *call) error {
-		in := at[Q](c.in[:])
-		if err := c.request(bytesOf(in)); err != nil {
-			return err
-		}
-		if _, err := c.context(); err != nil {
-			return err
-		}
-		return h(c, in)
-	}}
-}
-
-// custom is a row whose handler decodes and responds for itself.
-func custom[Q, R any](num uint32, name string, udata bool, op hca.OpSet, run func(*call) error) row {
-	return row{num: num, name: name, req: sizeOf[Q](), resp: sizeOf[R](), udata: udata, op: op, run: run}
-}
-
-func withUdata(r row) row {
-	r.udata = true
-	return r
+	typed(abi.ExCmdQueryDevice, "QUERY_DEVICE", exQueryDevice).atLeast(8, "reserved", 184),
+	typed(abi.ExCmdCreateCQ, "CREATE_CQ", exCreateCQ).atLeast(32, "reserved", 16).on(kindCQ, accessNew),
+	typed(abi.ExCmdCreateQP, "CREATE_QP", exCreateQP).atLeast(52, "comp_mask", 40).on(kindQP, accessNew),
+	typed(abi.ExCmdModifyQP, "MODIFY_QP", exModifyQP).atLeast(112, "base", 8).on(kindQP, accessUse),
+	silent(abi.ExCmdModifyCQ, "MODIFY_CQ", exModifyCQ).atLeast(16, "reserved", 0).on(kindCQ, accessUse).needs(hca.OpModifyCQ),
+	unserved[abi.CreateFlow](abi.ExCmdCreateFlow, "CREATE_FLOW", "flow_attr", 8).needs(hca.OpFlow),
+	unserved[abi.MaskedHandle](abi.ExCmdDestroyFlow, "DESTROY_FLOW", "flow_handle", 0).needs(hca.OpFlow),
+	unserved[[32]byte](abi.ExCmdCreateWQ, "CREATE_WQ", "max_sge", 24).needs(hca.OpWQ),
+	unserved[[16]byte](abi.ExCmdModifyWQ, "MODIFY_WQ", "curr_wq_state", 0).needs(hca.OpWQ),
+	unserved[abi.MaskedHandle](abi.ExCmdDestroyWQ, "DESTROY_WQ", "wq_handle", 16).needs(hca.OpWQ),
+	unserved[abi.ExCreateRWQIndTbl](abi.ExCmdCreateRWQIndTbl, "CREATE_RWQ_IND_TBL", "log_ind_tbl_size", 16).needs(hca.OpWQ),
+	unserved[abi.MaskedHandle](abi.ExCmdDestroyRWQIndTbl, "DESTROY_RWQ_IND_TBL", "ind_tbl_handle", 0).needs(hca.OpWQ),
 }

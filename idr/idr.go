@@ -9,6 +9,7 @@
 //	Begin → Commit            it exists; anyone may Use it
 //	Begin → Abort             it never existed
 //	Use → Object.Done         shared lock; Destroy answers EBUSY meanwhile
+//	UseAlone → DoneAlone      exclusive lock: Use and Destroy answer EBUSY
 //	Destroy(fn)               exclusive lock; fn fails: it exists as before
 //	Ref / Unref               another object depends on it: Destroy is EBUSY
 //
@@ -188,6 +189,27 @@ func (t *Table) Use(kind Kind, id uint32) (*Object, error) {
 		return nil, unix.EBUSY
 	}
 	return o, nil
+}
+
+// UseAlone finds a handle and locks its object against all others until
+// DoneAlone (UVERBS_LOOKUP_WRITE). ENOENT: unknown. EINVAL: of another kind.
+// EBUSY: in use.
+func (t *Table) UseAlone(kind Kind, id uint32) (*Object, error) {
+	o, err := t.lookup(kind, id, unix.ENOENT)
+	if err != nil {
+		return nil, err
+	}
+	if !o.lock.CompareAndSwap(0, exclusive) {
+		return nil, unix.EBUSY
+	}
+	return o, nil
+}
+
+// DoneAlone ends a UseAlone.
+func (o *Object) DoneAlone() {
+	if !o.lock.CompareAndSwap(exclusive, 0) {
+		panic("idr: DoneAlone without UseAlone")
+	}
 }
 
 // Destroy locks the object alone, runs fn, and drops the handle if fn

@@ -7,13 +7,15 @@
 // space at the time of the transfer. The accounting is kept all the same, since
 // programs and their limits must behave as they will on hardware.
 //
-// Lock order: Accountant.mu is a leaf; Owner's methods are called outside it.
+// Lock order: Accountant.mu is a leaf and is taken when an account is opened and
+// closed, not for a charge; Owner's methods are called outside it.
 package pin
 
 import (
 	"fmt"
 	"math"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -23,7 +25,10 @@ const PageSize = 4096
 
 // Owner is the process that registers memory.
 type Owner interface {
-	// PID identifies it.
+	// Key names its address space, and no other process's or image's: the
+	// kernel's account hangs at the mm_struct.
+	Key() string
+	// PID is for messages.
 	PID() int
 	// MemlockLimit is its RLIMIT_MEMLOCK at the time of the call, in bytes;
 	// MaxUint64 is no limit.
@@ -32,18 +37,54 @@ type Owner interface {
 	CanLockAny() bool
 }
 
-// Accountant keeps the totals by process. The zero value is ready.
+// Accountant keeps the accounts by address space. The zero value is ready.
 type Accountant struct {
-	// mu guards pages. Leaf.
-	mu    sync.Mutex
-	pages map[int]uint64 // by pid
+	// mu guards accounts and their refs. Leaf.
+	mu       sync.Mutex
+	accounts map[string]*Account
 }
+
+// Account is one address space's; its files share it.
+type Account struct {
+	a     *Accountant
+	key   string
+	refs  int          // guarded by Accountant.mu
+	pages atomic.Int64 // mm->pinned_vm
+}
+
+// Open is o's account; Close it once no charge of the opener's is left.
+func (a *Accountant) Open(o Owner) *Account {
+	key := o.Key()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	acct := a.accounts[key]
+	if acct == nil {
+		acct = &Account{a: a, key: key}
+		if a.accounts == nil {
+			a.accounts = make(map[string]*Account)
+		}
+		a.accounts[key] = acct
+	}
+	acct.refs++
+	return acct
+}
+
+// Close drops the opener's reference.
+func (c *Account) Close() {
+	c.a.mu.Lock()
+	defer c.a.mu.Unlock()
+	if c.refs--; c.refs == 0 {
+		delete(c.a.accounts, c.key)
+	}
+}
+
+// Pinned is the bytes charged.
+func (c *Account) Pinned() uint64 { return uint64(c.pages.Load()) * PageSize }
 
 // Charge is what one registration costs; give it back with Release.
 type Charge struct {
-	a     *Accountant
-	pid   int
-	pages uint64
+	acct  *Account
+	pages int64
 }
 
 // Pages is how many pages [start, start+length) touches. EINVAL if the range
@@ -56,58 +97,47 @@ func Pages(start, length uint64) (uint64, error) {
 	return (end+PageSize-1)/PageSize - start/PageSize, nil
 }
 
-// Charge adds every page that the range spans to o's account, each time again.
-// ENOMEM over RLIMIT_MEMLOCK without CAP_IPC_LOCK; then nothing has changed.
-func (a *Accountant) Charge(o Owner, start, length uint64) (Charge, error) {
-	n, err := Pages(start, length)
+// Charge adds every page that the range spans, each time again. ENOMEM over o's
+// RLIMIT_MEMLOCK without CAP_IPC_LOCK; then nothing has changed.
+func (c *Account) Charge(o Owner, start, length uint64) (Charge, error) {
+	pages, err := Pages(start, length)
 	if err != nil {
 		return Charge{}, err
 	}
-	limit := uint64(math.MaxUint64)
+	n, limit := int64(pages), int64(math.MaxInt64) // at most 2^52 pages
 	if !o.CanLockAny() {
 		bytes, err := o.MemlockLimit()
 		if err != nil {
 			return Charge{}, fmt.Errorf("memlock limit of pid %d: %w", o.PID(), err)
 		}
-		limit = bytes / PageSize
+		limit = int64(bytes / PageSize)
 	}
-	pid := o.PID()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	now := a.pages[pid]
-	if total := now + n; total < now || total > limit {
-		return Charge{}, fmt.Errorf("pin %d pages for pid %d: %d pinned, limit %d (raise ulimit -l): %w", n, pid, now, limit, unix.ENOMEM)
+	// As ib_umem_get: add, look, take back.
+	if total := c.pages.Add(n); total > limit {
+		c.pages.Add(-n)
+		return Charge{}, fmt.Errorf("pin %d pages for pid %d: %d pinned, limit %d (raise ulimit -l): %w", n, o.PID(), total-n, limit, unix.ENOMEM)
 	}
-	if a.pages == nil {
-		a.pages = make(map[int]uint64)
-	}
-	a.pages[pid] = now + n
-	return Charge{a: a, pid: pid, pages: n}, nil
+	return Charge{acct: c, pages: n}, nil
 }
 
 // Bytes is what the charge counts for.
-func (c Charge) Bytes() uint64 { return c.pages * PageSize }
+func (c Charge) Bytes() uint64 { return uint64(c.pages) * PageSize }
 
 // Release gives the charge back; the second time it does nothing.
 func (c *Charge) Release() {
-	if c.a == nil {
+	if c.acct == nil {
 		return
 	}
-	a := c.a
-	c.a = nil
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	left := a.pages[c.pid] - c.pages
-	if left == 0 {
-		delete(a.pages, c.pid)
-		return
-	}
-	a.pages[c.pid] = left
+	c.acct.pages.Add(-c.pages)
+	c.acct = nil
 }
 
-// Pinned is the bytes charged to pid.
-func (a *Accountant) Pinned(pid int) uint64 {
+// Pinned is the bytes charged to the address space of that key.
+func (a *Accountant) Pinned(key string) uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.pages[pid] * PageSize
+	if acct := a.accounts[key]; acct != nil {
+		return acct.Pinned()
+	}
+	return 0
 }

@@ -2,6 +2,7 @@ package pin
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"sync"
 	"testing"
@@ -15,6 +16,7 @@ type owner struct {
 	any   bool
 }
 
+func (o owner) Key() string                   { return fmt.Sprint("mm of ", o.pid) }
 func (o owner) PID() int                      { return o.pid }
 func (o owner) MemlockLimit() (uint64, error) { return o.limit, nil }
 func (o owner) CanLockAny() bool              { return o.any }
@@ -45,34 +47,46 @@ func TestPages(t *testing.T) {
 func TestLimit(t *testing.T) {
 	var a Accountant
 	o := owner{pid: 1, limit: 64 << 10}
-	if _, err := a.Charge(o, 0, 100<<10); !errors.Is(err, unix.ENOMEM) {
+	one, other := a.Open(o), a.Open(owner{pid: 2})
+	if _, err := one.Charge(o, 0, 100<<10); !errors.Is(err, unix.ENOMEM) {
 		t.Fatalf("over the limit: %v", err)
 	}
-	if a.Pinned(1) != 0 {
+	if one.Pinned() != 0 {
 		t.Fatal("a refused charge stayed")
 	}
-	c, err := a.Charge(o, 0, 64<<10)
+	c, err := one.Charge(o, 0, 64<<10)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := a.Charge(o, 0, 1); !errors.Is(err, unix.ENOMEM) {
+	second := a.Open(o) // another file of the same process
+	if _, err := second.Charge(o, 0, 1); !errors.Is(err, unix.ENOMEM) {
 		t.Fatalf("one page more: %v", err)
 	}
-	if _, err := a.Charge(owner{pid: 2, limit: 4096}, 0, 1); err != nil {
+	foreign, err := other.Charge(owner{pid: 2, limit: 4096}, 0, 1)
+	if err != nil {
 		t.Fatalf("another process: %v", err)
 	}
-	if _, err := a.Charge(owner{pid: 1, limit: 128 << 10}, 0, 4096); err != nil {
+	raised, err := second.Charge(owner{pid: 1, limit: 128 << 10}, 0, 4096)
+	if err != nil {
 		t.Fatalf("raised limit: %v", err)
 	}
-	root, err := a.Charge(owner{pid: 1, any: true}, 0, 1<<40)
+	root, err := one.Charge(owner{pid: 1, any: true}, 0, 1<<40)
 	if err != nil {
 		t.Fatalf("CAP_IPC_LOCK: %v", err)
 	}
 	root.Release()
 	root.Release()
 	c.Release()
-	if got := a.Pinned(1); got != 4096 {
+	if got := a.Pinned(o.Key()); got != 4096 {
 		t.Fatalf("%d bytes left, want 4096", got)
+	}
+	raised.Release()
+	foreign.Release()
+	for _, acct := range []*Account{one, second, other} {
+		acct.Close()
+	}
+	if len(a.accounts) != 0 {
+		t.Fatalf("left: %v", a.accounts)
 	}
 }
 
@@ -84,8 +98,10 @@ func TestSamePagesCountTwice(t *testing.T) {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
+			acct := a.Open(o)
+			defer acct.Close()
 			for j := 0; j < 1000; j++ {
-				c, err := a.Charge(o, 0x1800, 0x1000)
+				c, err := acct.Charge(o, 0x1800, 0x1000)
 				if err != nil {
 					t.Error(err)
 					return
@@ -98,7 +114,7 @@ func TestSamePagesCountTwice(t *testing.T) {
 		}()
 	}
 	wg.Wait()
-	if len(a.pages) != 0 {
-		t.Fatalf("left: %v", a.pages)
+	if len(a.accounts) != 0 || a.Pinned(o.Key()) != 0 {
+		t.Fatalf("left: %v", a.accounts)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
+	"github.com/uverbsd/uverbsd/dispatch"
 	"github.com/uverbsd/uverbsd/hca"
 )
 
@@ -16,6 +17,8 @@ import (
 type config struct {
 	Log    logConfig      `toml:"log"`
 	Device []deviceConfig `toml:"device"`
+	// Limits bound users and contexts, over all devices; 0 is no bound.
+	Limits dispatch.Limits `toml:"limits"`
 	// Socket is where `uverbsd status` asks; mode 0666, it only tells.
 	Socket string `toml:"socket"`
 }
@@ -46,6 +49,7 @@ func defaultConfig() config {
 	return config{
 		Log:    logConfig{Format: "console", Level: "info"},
 		Socket: defaultSocket,
+		Limits: dispatch.DefaultLimits(),
 		Device: []deviceConfig{{Name: "qib0", GUID: defaultGUID, Mode: defaultMode}},
 	}
 }

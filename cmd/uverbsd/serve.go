@@ -57,6 +57,7 @@ type daemon struct {
 	log    *zap.Logger
 	reg    hca.Registry
 	pins   pin.Accountant
+	users  *dispatch.Users
 	served []*servedDevice
 	undo   []func() error
 
@@ -80,7 +81,7 @@ func serve(c config, log *zap.Logger) (err error) {
 	signal.Notify(stop, unix.SIGTERM, unix.SIGINT)
 	defer signal.Stop(stop)
 
-	d := &daemon{log: log, maxFiles: min(dispatch.MaxFiles, raiseFileLimit()/len(c.Device))}
+	d := &daemon{log: log, users: dispatch.NewUsers(c.Limits), maxFiles: min(dispatch.MaxFiles, raiseFileLimit()/len(c.Device))}
 	defer func() {
 		if e := d.stop(); err == nil {
 			err = e
@@ -199,7 +200,7 @@ func (d *daemon) addDevice(fabric *loop.Fabric, index int, c deviceConfig, faile
 	s.entry = &hca.Entry{Name: c.Name, Index: index, Device: engine, Provider: &provider}
 	log := d.log.With(zap.String("device", c.Name))
 	s.dev = dispatch.NewDevice(dispatch.Config{
-		HCA: engine, System: system{}, Pins: &d.pins, Log: log, MaxFiles: d.maxFiles,
+		HCA: engine, System: system{}, Pins: &d.pins, Users: d.users, Log: log, MaxFiles: d.maxFiles,
 		Notify: func(kh uint64) { _ = s.session.Notify(kh) },
 	})
 	s.session = cuse.New(fd, &node{s.dev}, cuse.Config{Name: "infiniband/" + s.entry.UverbsName(), Log: log})

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/uverbsd/uverbsd/cuse/caller"
@@ -23,11 +25,43 @@ func (system) Credentials(p dispatch.Process, tid int, uid, gid uint32) (dispatc
 	if err != nil {
 		return nil, err
 	}
-	return &c, nil
+	return &creds{c, p.(process)}, nil
+}
+
+// creds adds to the credentials that the image is the opener's: exec makes new
+// credentials, and ib_safe_file_access refuses them even when they are equal.
+type creds struct {
+	caller.Creds
+	p process // held by the file
+}
+
+func (c *creds) Check(tid int, uid, gid uint32) error {
+	if err := c.Creds.Check(tid, uid, gid); err != nil {
+		return err
+	}
+	if !c.p.Alive() {
+		return fmt.Errorf("thread %d runs another program than the opener: %w", tid, unix.EACCES)
+	}
+	return nil
 }
 
 func (system) Read(tid int, b []byte, addr uint64) error  { return caller.Thread(tid).Read(b, addr) }
 func (system) Write(tid int, b []byte, addr uint64) error { return caller.Thread(tid).Write(b, addr) }
+
+func (system) OpenFile(tid int, fd int32) (dispatch.ClientFile, error) {
+	f, err := caller.OpenFile(tid, fd)
+	if err != nil {
+		return nil, err
+	}
+	return clientFile{f}, nil
+}
+
+func (system) SameFile(tid int, a, b int32) bool { return caller.SameFile(tid, a, b) }
+
+// clientFile gives caller.File the shape that dispatch asks for.
+type clientFile struct{ *caller.File }
+
+func (f clientFile) Key() dispatch.FileKey { return dispatch.FileKey{Dev: f.Dev, Ino: f.Ino} }
 
 func (system) Install(tid int, answer func(), done func(dispatch.Standing, error) unix.Errno) error {
 	r, err := caller.Seize(tid)

@@ -1,0 +1,171 @@
+package dispatch
+
+import (
+	"github.com/uverbsd/uverbsd/abi"
+	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/pin"
+	"golang.org/x/sys/unix"
+)
+
+const pageMask = pin.PageSize - 1
+
+// checkAccess is ib_check_mr_access, with what the optional bits ask for left
+// out, as it may be.
+func checkAccess(flags uint32) (hca.Access, error) {
+	access := hca.Access(flags) &^ hca.AccessOptionalRange
+	if access&^hca.AccessSupported != 0 {
+		return 0, unix.EINVAL
+	}
+	if access&hca.AccessNeedsLocal != 0 && access&hca.AccessLocalWrite == 0 {
+		return 0, unix.EINVAL
+	}
+	return access, nil
+}
+
+// pinRange charges a range and checks that the client itself may reach all of
+// it, as ib_umem_get does.
+func (c *call) pinRange(start, length, iova uint64, access hca.Access) (pin.Charge, error) {
+	if length == 0 || iova+length < iova || length > c.f.dev.cfg.HCA.Attr().MaxMRSize {
+		return pin.Charge{}, unix.EINVAL
+	}
+	charge, err := c.f.pin(start, length)
+	if err != nil {
+		c.f.dev.logPin(c.f, err)
+		return charge, err
+	}
+	if err := c.f.proc.CheckRange(start, length, access&hca.AccessNeedsWritable != 0); err != nil {
+		c.f.unpin(&charge)
+		return charge, err
+	}
+	return charge, nil
+}
+
+// regMR follows ib_uverbs_reg_mr and ib_umem_get: arguments, charge, pages.
+func regMR(c *call, in *abi.RegMR, out *abi.RegMRResp) error {
+	if in.Start&pageMask != in.HCAVA&pageMask {
+		return unix.EINVAL
+	}
+	access, err := checkAccess(in.AccessFlags)
+	if err != nil {
+		return err
+	}
+	pdo, pd, err := c.pd(in.PDHandle)
+	if err != nil {
+		return err
+	}
+	o, err := c.begin(kindMR, 0)
+	if err != nil {
+		return err
+	}
+	charge, err := c.pinRange(in.Start, in.Length, in.HCAVA, access)
+	if err != nil {
+		return err
+	}
+	mr, err := pd.RegMR(hca.MRInit{Mem: c.f.proc, Start: in.Start, Length: in.Length, IOVA: in.HCAVA, Access: access})
+	if err != nil {
+		c.f.unpin(&charge)
+		return err
+	}
+	c.f.proc.Get()
+	o.Value = &mrObject{parents: need(pdo), f: c.f, hca: mr, charge: charge, access: access, start: in.Start, length: in.Length}
+	*out = abi.RegMRResp{MRHandle: o.ID(), LKey: mr.LKey(), RKey: mr.RKey()}
+	return nil
+}
+
+// reregMR follows ib_uverbs_rereg_mr. The handle survives, whatever happens. A
+// response that cannot be written is EFAULT, and the change stays.
+func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
+	flags := hca.ReregFlags(in.Flags)
+	switch {
+	case flags == 0:
+		return unix.EINVAL
+	case flags&^hca.ReregSupported != 0:
+		return unix.EOPNOTSUPP
+	case flags&hca.ReregTrans != 0 && in.Start&pageMask != in.HCAVA&pageMask:
+		return unix.EINVAL
+	}
+	o, err := c.f.objects.UseAlone(kindMR, in.MRHandle)
+	if err != nil {
+		return err
+	}
+	defer o.DoneAlone()
+	mr := o.Value.(*mrObject)
+	how := hca.MRRereg{Flags: flags, Access: mr.access}
+	if flags&hca.ReregAccess != 0 {
+		if how.Access, err = checkAccess(in.AccessFlags); err != nil {
+			return err
+		}
+	}
+	needed := mr.parents
+	if flags&hca.ReregPD != 0 {
+		pdo, pd, err := c.pd(in.PDHandle)
+		if err != nil {
+			return err
+		}
+		how.PD = pd
+		needed = need(pdo)
+	}
+	// unref lets go of the PD that is not the region's, if there are two.
+	unref := func(gone parents) {
+		if flags&hca.ReregPD != 0 {
+			for _, p := range gone {
+				p.Unref()
+			}
+		}
+	}
+	charge := mr.charge
+	switch {
+	case flags&hca.ReregTrans != 0:
+		// Both ranges are charged for a moment, as in the drivers that pin the
+		// new one first.
+		if charge, err = c.pinRange(in.Start, in.Length, in.HCAVA, how.Access); err != nil {
+			unref(needed)
+			return err
+		}
+		how.Mem, how.Start, how.Length, how.IOVA = c.f.proc, in.Start, in.Length, in.HCAVA
+	case how.Access&hca.AccessNeedsWritable != 0 && mr.access&hca.AccessNeedsWritable == 0:
+		// A region that was only read is to be written: may its owner?
+		if err := c.f.proc.CheckRange(mr.start, mr.length, true); err != nil {
+			unref(needed)
+			return err
+		}
+	}
+	made, err := mr.hca.Rereg(how)
+	if err != nil {
+		unref(needed)
+		if flags&hca.ReregTrans != 0 {
+			c.f.unpin(&charge)
+		}
+		return err
+	}
+	unref(mr.parents)
+	mr.hca, mr.access, mr.parents = made, how.Access, needed
+	if flags&hca.ReregTrans != 0 {
+		c.f.unpin(&mr.charge)
+		mr.charge, mr.start, mr.length = charge, in.Start, in.Length
+	}
+	*out = abi.ReregMRResp{LKey: made.LKey(), RKey: made.RKey()}
+	return nil
+}
+
+func allocMW(c *call, in *abi.AllocMW, out *abi.AllocMWResp) error {
+	pdo, pd, err := c.pd(in.PDHandle)
+	if err != nil {
+		return err
+	}
+	typ := hca.MWType(in.MWType)
+	if typ != hca.MWType1 && typ != hca.MWType2 {
+		return unix.EINVAL
+	}
+	o, err := c.begin(kindMW, 0)
+	if err != nil {
+		return err
+	}
+	mw, err := pd.AllocMW(typ)
+	if err != nil {
+		return err
+	}
+	o.Value = &mwObject{parents: need(pdo), hca: mw}
+	*out = abi.AllocMWResp{MWHandle: o.ID(), RKey: mw.RKey()}
+	return nil
+}
