@@ -194,6 +194,31 @@ func TestLongCommand(t *testing.T) {
 	}
 }
 
+// Failure class 3: a command that says it is longer than it was written is not
+// the first piece of one that the kernel cut, which is never so short.
+func TestRow3ShortWriteIsNoPiece(t *testing.T) {
+	var got int
+	d := &dev{write: func(_ *file, r cuse.Request, data []byte) {
+		got = len(data)
+		r.ReplyError(unix.EINVAL)
+	}}
+	d.open = func(cuse.Request, uint32) (cuse.File, error) { return framed{&file{d: d}}, nil }
+	k := cusetest.New(t, d, cuse.Config{})
+	f := open(t, k, 100)
+	for _, size := range []int{1, 24, 4096, 31 * 4096} {
+		b := make([]byte, size)
+		b[0] = 250
+		if n, e := f.Piece(0, b); e != unix.EINVAL || got != size {
+			t.Errorf("%d bytes: %d, %v, and the handler saw %d", size, n, e, got)
+		}
+	}
+	b := make([]byte, 31*4096+1)
+	b[0] = 250
+	if n, e := f.Piece(0, b); e != 0 || n != len(b) || got == len(b) {
+		t.Errorf("the shortest piece: %d, %v", n, e)
+	}
+}
+
 // Failure class 35: a handler that blocks, announced or not, stops nobody else.
 func TestBlockedHandler(t *testing.T) {
 	for _, announced := range []bool{true, false} {

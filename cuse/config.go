@@ -44,6 +44,10 @@ const (
 	// one ends at 65535 * 4 = 262,140 bytes.
 	maxWhole = (65535+65535)*8 + 8 + 16
 
+	// piecePages go into one request (fs/fuse/fuse_i.h,
+	// FUSE_DEFAULT_MAX_PAGES_PER_REQ; CUSE cannot ask for more).
+	piecePages = 32
+
 	// splitMax is how many threads of one file may be inside a long command.
 	splitMax = 8
 	// splitStale is when a half-received command may be thrown out for another:

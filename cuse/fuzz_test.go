@@ -80,15 +80,18 @@ func (d *fuzzDev) flush() {
 
 func (f fuzzFile) Write(r cuse.Request, data []byte) { r.ReplyWrite(len(data)) }
 
+// fuzzMaxWrite is the least that a session takes, and so the shortest piece.
+const fuzzMaxWrite = 4096
+
 func (fuzzFramed) WholeSize(first []byte) int {
 	if len(first) == 0 {
 		return 0
 	}
-	return 10 * int(first[0])
+	return 200 * int(first[0])
 }
 
 func (f fuzzFramed) Write(r cuse.Request, data []byte) {
-	if want := f.WholeSize(data); len(data) < want {
+	if want := f.WholeSize(data); len(data) < want && len(data) >= fuzzMaxWrite {
 		s := fmt.Sprintf("a command of %d bytes came with %d", want, len(data))
 		f.d.wrong.Store(&s)
 	}
@@ -145,7 +148,7 @@ func newFuzzKernel(f *testing.F) *fuzzKernel {
 	log, logged := logs()
 	d := &fuzzDev{}
 	k := &fuzzKernel{
-		d: d, raw: cusetest.NewRaw(f, d, cuse.Config{MaxWrite: 4096, Log: log}), logged: logged,
+		d: d, raw: cusetest.NewRaw(f, d, cuse.Config{MaxWrite: fuzzMaxWrite, Log: log}), logged: logged,
 		buf: make([]byte, 8192), owed: map[uint64]int{}, opens: map[uint64]int{},
 	}
 	d.session = k.raw.Session
@@ -334,8 +337,8 @@ func fuzzFramesOf(msgs ...[]byte) []byte {
 // Whatever the kernel's end sends, the session lives, answers each request once,
 // and keeps nothing when the files are closed.
 func FuzzMessage(f *testing.F) {
-	command := make([]byte, 600)
-	command[0] = 60 // units of ten
+	command := make([]byte, 12000)
+	command[0] = 60 // units of 200
 	write := fuzzWrite(10, 100, 0, 0, []byte("hello"))
 	interrupt := func(unique uint64) []byte {
 		return fuzzRequest(abi.FuseInterrupt, unique|abi.FuseIntReqBit, 0, abi.FuseInterruptIn{Unique: unique})
@@ -349,10 +352,10 @@ func FuzzMessage(f *testing.F) {
 		{write, write},
 		{fuzzWrite(10, 100, 0, 0, nil), fuzzWrite(12, 100, 1, 0, nil), fuzzWrite(14, 100, 1, 8, nil)},
 		{fuzzRequest(abi.FuseWrite, 10, 100, abi.FuseWriteIn{Size: 1 << 31}, 1, 2, 3)},
-		{fuzzWrite(10, 100, 1, 0, command[:200]), fuzzWrite(12, 100, 1, 200, command[200:300]), fuzzWrite(14, 100, 1, 300, command[300:])},
-		{fuzzWrite(10, 0, 1, 0, command[:200]), fuzzWrite(12, 0, 1, 0, command[:100]), fuzzWrite(14, 0, 1, 200, command[200:])},
+		{fuzzWrite(10, 100, 1, 0, command[:4096]), fuzzWrite(12, 100, 1, 4096, command[4096:8192]), fuzzWrite(14, 100, 1, 8192, command[8192:])},
+		{fuzzWrite(10, 0, 1, 0, command[:4096]), fuzzWrite(12, 0, 1, 0, command[:4097]), fuzzWrite(14, 0, 1, 4096, command[4096:])},
 		{fuzzWrite(10, 100, 1, 0, command[:1]), fuzzWrite(12, 101, 1, 0, command[:2]), fuzzWrite(14, 100, 1, 1, command), fuzzWrite(16, 101, 1, 1<<63, command)},
-		{fuzzWrite(10, 100, 1, 0, command[:200]), fuzzRequest(abi.FuseRelease, 12, 100, abi.FuseReleaseIn{Fh: 1}), fuzzWrite(14, 100, 1, 200, command[200:])},
+		{fuzzWrite(10, 100, 1, 0, command[:4096]), fuzzRequest(abi.FuseRelease, 12, 100, abi.FuseReleaseIn{Fh: 1}), fuzzWrite(14, 100, 1, 4096, command[4096:])},
 		{fuzzRequest(abi.FuseRelease, 10, 100, abi.FuseReleaseIn{}), fuzzRequest(abi.FuseRelease, 12, 100, abi.FuseReleaseIn{}), write},
 		{fuzzRequest(abi.FuseRead, 10, 100, abi.FuseReadIn{Size: 63}), fuzzRequest(abi.FuseRelease, 12, 100, abi.FuseReleaseIn{})},
 		{fuzzRequest(abi.FuseRelease, 10, 100, abi.FuseReleaseIn{Fh: 1 << 63}), fuzzRequest(abi.FuseRelease, 12, 100, abi.FuseReleaseIn{Fh: 1<<32 | 1<<20})},

@@ -1,6 +1,7 @@
 package cuse
 
 import (
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,7 +29,10 @@ func (s *Session) join(r Request, framer Framer, in *abi.FuseWriteIn, data []byt
 	if in.Offset != 0 {
 		return s.joinNext(r, in.Offset, data)
 	}
-	whole := framer.WholeSize(data)
+	whole := 0
+	if len(data) >= s.pieceMin() {
+		whole = framer.WholeSize(data)
+	}
 	f := r.st.f
 	s.mu.Lock()
 	s.dropSplitLocked(f, r.tid) // the thread gave up on an earlier command
@@ -54,6 +58,13 @@ func (s *Session) join(r Request, framer Framer, in *abi.FuseWriteIn, data []byt
 	s.keep(r, sp)
 	r.ReplyWrite(len(data))
 	return nil, false
+}
+
+// pieceMin is how long the first piece of a long write() is at least: a request
+// takes piecePages pages and MaxWrite bytes, and its first page may have only one
+// byte of it. What is shorter is a whole command, whatever its header says.
+func (s *Session) pieceMin() int {
+	return min(s.cfg.MaxWrite, (piecePages-1)*os.Getpagesize()+1)
 }
 
 func (s *Session) joinNext(r Request, offset uint64, data []byte) ([]byte, bool) {
