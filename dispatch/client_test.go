@@ -101,6 +101,7 @@ type machine struct {
 	opened          map[int]dispatch.Handle // by the fd that Install made
 	inodes          map[int32]uint64        // files that any client has open, by descriptor
 	dups            map[int32]int32         // duplicates of descriptors
+	behind          []byte                  // what lies behind a command in its buffer
 	held            atomic.Int32            // files that the device holds
 }
 
@@ -112,6 +113,15 @@ type clientFile struct {
 
 func (f *clientFile) Key() dispatch.FileKey { return dispatch.FileKey{Dev: 1, Ino: f.ino} }
 func (f *clientFile) Close()                { f.m.held.Add(-1) }
+
+// ReadBehind finds what a test has put behind the command.
+func (m *machine) ReadBehind(_, _ int, b []byte) error {
+	if m.behind == nil {
+		return unix.EFAULT
+	}
+	copy(b, m.behind)
+	return nil
+}
 
 func (m *machine) SameFile(_ int, a, b int32) bool { return a == m.dups[b] || b == m.dups[a] }
 

@@ -10,14 +10,18 @@ import (
 const pageMask = pin.PageSize - 1
 
 // checkAccess is ib_check_mr_access, with what the optional bits ask for left
-// out, as it may be.
+// out, as it may be. EOPNOTSUPP: what the kernel knows and its software drivers
+// do not do.
 func checkAccess(flags uint32) (hca.Access, error) {
 	access := hca.Access(flags) &^ hca.AccessOptionalRange
-	if access&^hca.AccessSupported != 0 {
+	if access&^hca.AccessKnown != 0 {
 		return 0, unix.EINVAL
 	}
 	if access&hca.AccessNeedsLocal != 0 && access&hca.AccessLocalWrite == 0 {
 		return 0, unix.EINVAL
+	}
+	if access&^hca.AccessSupported != 0 {
+		return 0, unix.EOPNOTSUPP
 	}
 	return access, nil
 }

@@ -20,10 +20,13 @@ type postBody struct {
 
 // parsePost follows the iterator of ib_uverbs_post_send and _unmarshall_recv:
 // arrays past the input ENOSPC, a remainder that is not zero EOPNOTSUPP, a
-// wqe_size below the struct EINVAL.
-func (c *call) parsePost(p *postBody, wrSize int) error {
+// wqe_size below the struct EINVAL, which of receives comes first.
+func (c *call) parsePost(p *postBody, wrSize int, receives bool) error {
 	const headSize = 24
 	copy(bytesOf(&p.head), c.core)
+	if receives && p.head.WQESize < uint32(wrSize) {
+		return unix.EINVAL
+	}
 	rest := c.core[headSize:]
 	wqes := uint64(p.head.WQESize) * uint64(p.head.WRCount) // 32 bits each: cannot wrap
 	sges := uint64(p.head.SGECount) * 16
@@ -69,7 +72,7 @@ func (c *call) answerPost(resp uint64, done, asked int, err error) error {
 
 func postSend(c *call) error {
 	var p postBody
-	if err := c.parsePost(&p, sizeOf[abi.SendWR]()); err != nil {
+	if err := c.parsePost(&p, sizeOf[abi.SendWR](), false); err != nil {
 		return err
 	}
 	o, err := c.use(kindQP, p.head.QPHandle)
@@ -140,7 +143,7 @@ func (c *call) decodeUnion(s *hca.SendWR, w *abi.SendWR, typ hca.QPType) error {
 		// wr.ud: ah, remote_qpn at byte 24, remote_qkey at 32.
 		ah, err := c.use(kindAH, uint32(w.RemoteAddr))
 		if err != nil {
-			return unix.EINVAL
+			return err
 		}
 		s.AH = ah.Value.(*ahObject).hca
 		s.RemoteQPN, s.RemoteQKey = uint32(w.RemoteAddr>>32), uint32(w.CompareAdd)
@@ -183,7 +186,7 @@ func (c *call) readInline(first int, maxInline uint64) error {
 
 // decodeRecvs fills c.recvs (ib_uverbs_unmarshall_recv).
 func (c *call) decodeRecvs(p *postBody) error {
-	if err := c.parsePost(p, sizeOf[abi.RecvWR]()); err != nil {
+	if err := c.parsePost(p, sizeOf[abi.RecvWR](), true); err != nil {
 		return err
 	}
 	// Two passes: see decodeSends.

@@ -106,6 +106,10 @@ func (c *call) makeQP(in *abi.ExCreateQP, out *abi.CreateQPResp) error {
 	if in.CreateFlags != 0 {
 		return unix.EOPNOTSUPP // as the kernel's software drivers
 	}
+	if a := c.f.dev.cfg.HCA.Attr(); init.Cap.MaxSendWR > a.MaxQPWR || init.Cap.MaxRecvWR > a.MaxQPWR ||
+		init.Cap.MaxSendSGE > a.MaxSGE || init.Cap.MaxRecvSGE > a.MaxSGE || init.Cap.MaxInline > a.MaxInline {
+		return unix.EINVAL // before it could be ENOMEM of our own bounds
+	}
 	if err := c.f.depth(init.Cap.MaxSendWR, init.Cap.MaxRecvWR); err != nil {
 		return err
 	}
@@ -146,7 +150,7 @@ type qpNeeds struct {
 func (q *qpNeeds) add(o *idr.Object) { q.objects[q.n] = o; q.n++ }
 
 func (q *qpNeeds) target(c *call, xrcd uint32) error {
-	o, err := c.use(kindXRCD, xrcd)
+	o, err := c.useXRCD(xrcd)
 	if err != nil {
 		return err
 	}
@@ -270,7 +274,7 @@ func modifyQP(c *call, in *abi.ModifyQP) error {
 	if hca.QPAttrMask(in.AttrMask)&^hca.QPMaskStandard != 0 {
 		return unix.EOPNOTSUPP
 	}
-	return c.changeQP(in, 0)
+	return c.changeQP(in)
 }
 
 func exModifyQP(c *call, in *abi.ExModifyQP, out *abi.LengthResp) error {
@@ -278,7 +282,7 @@ func exModifyQP(c *call, in *abi.ExModifyQP, out *abi.LengthResp) error {
 		return unix.EOPNOTSUPP
 	}
 	out.ResponseLength = c.responseLength(sizeOf[abi.LengthResp]())
-	return c.changeQP(&in.Base, in.RateLimit)
+	return c.changeQP(&in.Base)
 }
 
 // ignoredAttrs are attributes that rdma-core sets for XRC QPs too, and which one
@@ -294,7 +298,7 @@ func ignoredAttrs(typ hca.QPType) hca.QPAttrMask {
 }
 
 // changeQP follows modify_qp (uverbs_cmd.c), check for check.
-func (c *call) changeQP(in *abi.ModifyQP, rateLimit uint32) error {
+func (c *call) changeQP(in *abi.ModifyQP) error {
 	mask := hca.QPAttrMask(in.AttrMask)
 	o, err := c.use(kindQP, in.QPHandle)
 	if err != nil {
@@ -329,6 +333,9 @@ func (c *call) changeQP(in *abi.ModifyQP, rateLimit uint32) error {
 		mask&hca.QPMaskState != 0 && hca.QPState(in.QPState) > hca.QPErr {
 		return unix.EINVAL
 	}
+	if mask&^hca.QPMaskStandard != 0 {
+		return unix.EOPNOTSUPP // a rate limit; as the kernel's software drivers
+	}
 	attr := hca.QPAttr{
 		State: hca.QPState(in.QPState), CurState: hca.QPState(in.CurQPState),
 		PathMTU: hca.MTU(in.PathMTU), PathMigState: in.PathMigState, QKey: in.QKey,
@@ -337,7 +344,7 @@ func (c *call) changeQP(in *abi.ModifyQP, rateLimit uint32) error {
 		PKeyIndex: in.PKeyIndex, AltPKeyIndex: in.AltPKeyIndex, EnSQDAsyncNotify: in.EnSQDAsyncNotify != 0,
 		MaxRdAtomic: in.MaxRdAtomic, MaxDestRdAtomic: in.MaxDestRdAtomic, MinRNRTimer: in.MinRNRTimer,
 		Port: in.PortNum, Timeout: in.Timeout, RetryCnt: in.RetryCnt, RNRRetry: in.RNRRetry,
-		AltPort: in.AltPortNum, AltTimeout: in.AltTimeout, RateLimit: rateLimit,
+		AltPort: in.AltPortNum, AltTimeout: in.AltTimeout,
 	}
 	if err := qp.Modify(&attr, mask&^ignoredAttrs(o.Value.(*qpObject).typ)); err != nil {
 		return err

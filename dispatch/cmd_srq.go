@@ -49,7 +49,7 @@ func (c *call) makeSRQ(in *abi.CreateXSRQ, out *abi.CreateSRQResp) error {
 		if !c.f.dev.cfg.HCA.Ops().Has(hca.OpXRC) {
 			return unix.EOPNOTSUPP // as drivers do that have SRQs only
 		}
-		xo, err := c.use(kindXRCD, in.XRCDHandle)
+		xo, err := c.useXRCD(in.XRCDHandle)
 		if err != nil {
 			return err
 		}
@@ -67,6 +67,9 @@ func (c *call) makeSRQ(in *abi.CreateXSRQ, out *abi.CreateSRQResp) error {
 		return err
 	}
 	needed[n] = pdo
+	if a := c.f.dev.cfg.HCA.Attr(); in.MaxWR > a.MaxSRQWR || in.MaxSGE > a.MaxSRQSGE {
+		return unix.EINVAL // before it could be ENOMEM of our own bounds
+	}
 	if err := c.f.depth(in.MaxWR); err != nil {
 		return err
 	}

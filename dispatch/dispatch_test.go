@@ -49,6 +49,27 @@ func TestRow3LegacyHeader(t *testing.T) {
 	}
 }
 
+// rdma-core 18 and 19 write 16 bytes of a DESTROY_CQ, and have 24.
+func TestOldDestroyCQ(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	defer c.h.Release()
+	c.context()
+	whole := pack(abi.CmdDestroyCQ, 8, raw(abi.DestroyCQ{Response: resp, CQHandle: c.cq(-1)}))
+	short := append([]byte(nil), whole[:16]...)
+	binary.LittleEndian.PutUint16(short[4:], 4)
+	if a := c.write(short); a.errno != unix.EFAULT {
+		t.Errorf("nothing behind: %v", a.errno)
+	}
+	g.behind = whole[16:]
+	if a := c.write(short); a.errno != 0 || a.n != 16 {
+		t.Errorf("%+v", a)
+	}
+	if a := c.write(short); a.errno != unix.ENOENT {
+		t.Errorf("again: %v", a.errno)
+	}
+}
+
 func TestContext(t *testing.T) {
 	g := newRig(t)
 	c := g.client(100)
@@ -196,7 +217,7 @@ func TestRegMRChecks(t *testing.T) {
 		{"read-only", abi.RegMR{Start: 0x10000, HCAVA: 0x10000, Length: 1, PDHandle: pd}, 0},
 		{"read-only, local write", abi.RegMR{Start: 0x10000, HCAVA: 0x10000, Length: 1, PDHandle: pd, AccessFlags: 1}, unix.EFAULT},
 		{"over the limit", abi.RegMR{Start: rw, HCAVA: rw, Length: 9 << 20, PDHandle: pd}, unix.ENOMEM},
-		{"no such pd", abi.RegMR{Start: rw, HCAVA: rw, Length: 1, PDHandle: 77}, unix.EINVAL},
+		{"no such pd", abi.RegMR{Start: rw, HCAVA: rw, Length: 1, PDHandle: 77}, unix.ENOENT},
 	} {
 		before := g.pins.Pinned("100")
 		tc.in.Response = resp

@@ -62,15 +62,14 @@ func TestRow3ExtendedHeader(t *testing.T) {
 		{"good", good, 0},
 		{"legacy header only", good[:8], unix.EINVAL},
 		{"23 bytes", good[:23], unix.EINVAL},
-		{"headers only", mut(func(b []byte) []byte { b[4] = 0; return b[:24] }), unix.ENOSPC},
+		{"headers only", mut(func(b []byte) []byte { b[4] = 0; return b[:24] }), 0}, // what is not there is zero
 		{"a byte short", good[:len(good)-1], unix.EINVAL},
 		{"a word long", append(slices.Clone(good), 0, 0, 0, 0, 0, 0, 0, 0), unix.EINVAL},
 		{"in_words too large", put16(4, 2), unix.EINVAL},
 		{"provider_in_words lies", put16(16, 1), unix.EINVAL},
 		{"a longer request, zero", packEx(abi.ExCmdQueryDevice, resp, 304, raw(abi.ExQueryDevice{}), make([]byte, 8)), 0},
 		{"a longer request, not zero", packEx(abi.ExCmdQueryDevice, resp, 304, raw(abi.ExQueryDevice{}), []byte{1}), unix.EOPNOTSUPP},
-		{"out_words too small", put16(6, 22), unix.ENOSPC},
-		{"out_words as small as may be", put16(6, 23), 0},
+		{"a short response", put16(6, 1), 0}, // is cut
 		{"header reserved", mut(func(b []byte) []byte { b[20] = 1; return b }), unix.EINVAL},
 		{"response without room", put16(6, 0), unix.EINVAL},
 		{"room without response", packEx(abi.ExCmdQueryDevice, 0, 304, raw(abi.ExQueryDevice{})), unix.EINVAL},
@@ -84,7 +83,7 @@ func TestRow3ExtendedHeader(t *testing.T) {
 		{"stray command bit", mut(func(b []byte) []byte { b[1] = 1; return b }), unix.EINVAL},
 		{"number left empty", packEx(abi.CmdAllocPD, resp, 8, make([]byte, 8)), unix.EOPNOTSUPP},
 		{"not served", packEx(abi.ExCmdCreateFlow, resp, 8, make([]byte, 24)), unix.EOPNOTSUPP},
-		{"not served, header wrong", packEx(abi.ExCmdCreateFlow, 0, 8, make([]byte, 24)), unix.EINVAL},
+		{"not served, header wrong", packEx(abi.ExCmdCreateFlow, 0, 8, make([]byte, 24)), unix.EOPNOTSUPP},
 		{"out of range", packEx(58, resp, 8), unix.EOPNOTSUPP},
 	} {
 		if a := c.write(tc.b); a.errno != tc.want {
@@ -169,7 +168,7 @@ func TestExtendedCQ(t *testing.T) {
 		{"nothing", abi.ExModifyCQ{CQHandle: cq}, unix.EINVAL},
 		{"reserved", abi.ExModifyCQ{CQHandle: cq, AttrMask: abi.CQModerate, Reserved: 1}, unix.EINVAL},
 		{"more than moderation", abi.ExModifyCQ{CQHandle: cq, AttrMask: 3}, unix.EOPNOTSUPP},
-		{"no such cq", abi.ExModifyCQ{CQHandle: 99, AttrMask: abi.CQModerate}, unix.EINVAL},
+		{"no such cq", abi.ExModifyCQ{CQHandle: 99, AttrMask: abi.CQModerate}, unix.ENOENT},
 	} {
 		t.Run(tc.name, func(*testing.T) { c.ex(tc.want, abi.ExCmdModifyCQ, 0, raw(tc.in)) })
 	}
@@ -191,7 +190,7 @@ func TestExtendedQP(t *testing.T) {
 	}{
 		{"good", raw(base), false, 0},
 		{"up to comp_mask", raw(base)[:56], false, 0},
-		{"a word less", raw(base)[:48], false, unix.ENOSPC},
+		{"a word less", raw(base)[:48], false, 0},
 		{"unknown comp_mask", mut(func(q *abi.ExCreateQP) { q.CompMask = 2 }), false, unix.EINVAL},
 		{"reserved", mut(func(q *abi.ExCreateQP) { q.Reserved = 1 }), false, unix.EINVAL},
 		{"indirection table", mut(func(q *abi.ExCreateQP) { q.CompMask = abi.CreateQPMaskIndTable }), false, unix.EINVAL},
@@ -224,7 +223,7 @@ func TestExtendedQP(t *testing.T) {
 	toInit.AttrMask |= 1 << 26
 	c.ex(unix.EOPNOTSUPP, abi.ExCmdModifyQP, 8, raw(abi.ExModifyQP{Base: toInit}))
 	toInit.AttrMask = uint32(hca.QPMaskRateLimit)
-	c.ex(unix.EINVAL, abi.ExCmdModifyQP, 8, raw(abi.ExModifyQP{Base: toInit, RateLimit: 1}))
+	c.ex(unix.EOPNOTSUPP, abi.ExCmdModifyQP, 8, raw(abi.ExModifyQP{Base: toInit, RateLimit: 1}))
 	c.cmd(unix.EOPNOTSUPP, abi.CmdModifyQP, 0, raw(toInit))
 }
 

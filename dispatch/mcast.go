@@ -6,6 +6,7 @@ import (
 
 	"github.com/uverbsd/uverbsd/abi"
 	"github.com/uverbsd/uverbsd/hca"
+	"golang.org/x/sys/unix"
 )
 
 // mcastGroup is one multicast address.
@@ -52,14 +53,17 @@ func attachMcast(c *call, in *abi.Mcast) error {
 	})
 }
 
+// detachMcast: EINVAL for a group that is not in the list, by GID and LID.
 func detachMcast(c *call, in *abi.Mcast) error {
 	return c.withMcasts(in, func(qp hca.QP, l *mcastList, g mcastGroup) error {
+		i := slices.Index(l.groups, g)
+		if i < 0 {
+			return unix.EINVAL
+		}
 		if err := qp.DetachMcast(g.gid, g.lid); err != nil {
 			return err
 		}
-		if i := slices.Index(l.groups, g); i >= 0 {
-			l.groups = slices.Delete(l.groups, i, i+1)
-		}
+		l.groups = slices.Delete(l.groups, i, i+1)
 		return nil
 	})
 }

@@ -23,9 +23,9 @@ func (a access) String() string { return [...]string{"", "new", "use", "destroy"
 type row struct {
 	num   uint32 // with abi.CmdFlagExtended for an extended command
 	name  string
-	req   int    // bytes of the request that must be there, headers and udata apart: up to its last mandatory member
+	req   int    // bytes of the request that must be there, headers and udata apart
 	resp  int    // the same of the response; 0: none
-	last  string // an extended request's last mandatory member
+	last  string // of an extended command, req and resp are only said to be needed: up to this member
 	udata bool   // a provider's part may follow both; an extended command's always may
 	kind  idr.Kind
 	does  access
@@ -52,7 +52,7 @@ func (r row) withUdata() row {
 }
 
 // atLeast makes a row extended: number and, in bytes up to the end of the last
-// mandatory member, request and response (UAPI_DEF_WRITE_IO_EX).
+// mandatory member, request and response (UAPI_DEF_WRITE_IO_EX), for the record.
 func (r row) atLeast(req int, last string, resp int) row {
 	r.num |= abi.CmdFlagExtended
 	r.req, r.last, r.resp = req, last, resp
@@ -66,7 +66,7 @@ func typed[Q, R any](num uint32, name string, h func(*call, *Q, *R) error) row {
 		if err := c.request(bytesOf(in)); err != nil {
 			return err
 		}
-		if _, err := c.context(); err != nil {
+		if err := c.needContext(); err != nil {
 			return err
 		}
 		clear(bytesOf(out))
@@ -78,6 +78,16 @@ func typed[Q, R any](num uint32, name string, h func(*call, *Q, *R) error) row {
 	}}
 }
 
+// needContext is EINVAL without a context for what makes objects or asks about
+// the device (ib_uverbs_get_ucontext). Other commands find no object then.
+func (c *call) needContext() error {
+	if c.row.does == accessUse || c.row.does == accessDestroy {
+		return nil
+	}
+	_, err := c.context()
+	return err
+}
+
 // silent is a row without a response.
 func silent[Q any](num uint32, name string, h func(*call, *Q) error) row {
 	return row{num: num, name: name, req: sizeOf[Q](), run: func(c *call) error {
@@ -85,7 +95,7 @@ func silent[Q any](num uint32, name string, h func(*call, *Q) error) row {
 		if err := c.request(bytesOf(in)); err != nil {
 			return err
 		}
-		if _, err := c.context(); err != nil {
+		if err := c.needContext(); err != nil {
 			return err
 		}
 		return h(c, in)
@@ -126,15 +136,14 @@ func init() {
 	for sort, end := range ends {
 		for num := range end {
 			if index[sort][num] == nil {
-				index[sort][num] = &empty[sort]
+				index[sort][num] = &empty
 			}
 		}
 	}
 }
 
-// empty are the rows of the numbers in between: uapi_get_method's
-// notsupp_method, which has no sizes.
-var empty = [2]row{{}, {num: abi.CmdFlagExtended}}
+// empty is the row of the numbers in between: notsupp_method (uverbs_uapi.c).
+var empty row
 
 // lookupRow is uapi_get_method; nil is EOPNOTSUPP before the header is looked at.
 func lookupRow(command uint32) *row { return index[command>>31][command&abi.CmdMask] }

@@ -40,6 +40,9 @@ type System interface {
 	// EFAULT unless all of it worked.
 	Read(tid int, b []byte, addr uint64) error
 	Write(tid int, b []byte, addr uint64) error
+	// ReadBehind fills b from behind the first written bytes of the buffer that
+	// tid's write(2) names. EFAULT.
+	ReadBehind(tid, written int, b []byte) error
 	// OpenFile takes hold of the file behind a descriptor of tid's. EBADF.
 	OpenFile(tid int, fd int32) (ClientFile, error)
 	// SameFile: descriptors a and b of tid's are one open file.

@@ -114,7 +114,7 @@ func TestXRCObjects(t *testing.T) {
 		{"plain", func(q *abi.CreateXSRQ) { q.SRQType = 0 }, 0},
 		{"tag matching", func(q *abi.CreateXSRQ) { q.SRQType = 2 }, unix.EOPNOTSUPP},
 		{"unknown type", func(q *abi.CreateXSRQ) { q.SRQType = 3 }, unix.EOPNOTSUPP},
-		{"no pd", func(q *abi.CreateXSRQ) { q.PDHandle = 99 }, unix.EINVAL},
+		{"no pd", func(q *abi.CreateXSRQ) { q.PDHandle = 99 }, unix.ENOENT},
 	} {
 		in := xsrq
 		tc.mut(&in)
@@ -171,8 +171,8 @@ func TestReregMR(t *testing.T) {
 		{"over the limit", abi.ReregMR{Flags: 1, Start: rw, HCAVA: rw, Length: 9 << 20}, unix.ENOMEM},
 		{"access without local write", abi.ReregMR{Flags: 4, AccessFlags: 2}, unix.EINVAL},
 		{"unknown access", abi.ReregMR{Flags: 4, AccessFlags: 1 << 19}, unix.EINVAL},
-		{"no such pd", abi.ReregMR{Flags: 2, PDHandle: 99}, unix.EINVAL},
-		{"range and no such pd", abi.ReregMR{Flags: 3, PDHandle: 99, Start: rw, HCAVA: rw, Length: page}, unix.EINVAL},
+		{"no such pd", abi.ReregMR{Flags: 2, PDHandle: 99}, unix.ENOENT},
+		{"range and no such pd", abi.ReregMR{Flags: 3, PDHandle: 99, Start: rw, HCAVA: rw, Length: page}, unix.ENOENT},
 		{"another pd, no such range", abi.ReregMR{Flags: 3, PDHandle: pd2, Start: 0x1000, HCAVA: 0x1000, Length: page}, unix.EFAULT},
 		{"read-only memory", abi.ReregMR{Flags: 5, AccessFlags: 1, Start: 0x10000, HCAVA: 0x10000, Length: page}, unix.EFAULT},
 	} {

@@ -157,7 +157,7 @@ func openQP(c *call, in *abi.OpenQP, out *abi.CreateQPResp) error {
 	if err != nil {
 		return err
 	}
-	xo, err := c.use(kindXRCD, in.PDHandle)
+	xo, err := c.useXRCD(in.PDHandle)
 	if err != nil {
 		return err
 	}

@@ -154,6 +154,7 @@ const (
 	AccessZeroBased     Access = 1 << 5
 	AccessOnDemand      Access = 1 << 6
 	AccessHugetlb       Access = 1 << 7
+	AccessKnown         Access = 1<<10 - 1  // IB_ACCESS_SUPPORTED: and the two flush bits
 	AccessOptionalRange Access = 0x3ff00000 // IB_ACCESS_OPTIONAL: may be ignored
 	AccessRelaxedOrder  Access = 1 << 20
 	AccessSupported            = AccessLocalWrite | AccessRemoteWrite | AccessRemoteRead | AccessRemoteAtomic | AccessMWBind

@@ -160,15 +160,15 @@ func (t *Table) dropLocked(o *Object) {
 	heap.Push(&t.free, o.id)
 }
 
-func (t *Table) lookup(kind Kind, id uint32, missing unix.Errno) (*Object, error) {
+func (t *Table) lookup(kind Kind, id uint32) (*Object, error) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
 	if uint64(id) >= uint64(len(t.slots)) {
-		return nil, missing
+		return nil, unix.ENOENT
 	}
 	o := t.slots[id]
 	if o == nil || !o.live {
-		return nil, missing
+		return nil, unix.ENOENT
 	}
 	if o.kind != kind {
 		return nil, unix.EINVAL // uobj_get_type mismatch: rdma_lookup_get_uobject
@@ -177,9 +177,9 @@ func (t *Table) lookup(kind Kind, id uint32, missing unix.Errno) (*Object, error
 }
 
 // Use finds a handle and locks its object against destruction until Done.
-// EINVAL: unknown or of another kind. EBUSY: being destroyed.
+// ENOENT: unknown. EINVAL: of another kind. EBUSY: being destroyed.
 func (t *Table) Use(kind Kind, id uint32) (*Object, error) {
-	o, err := t.lookup(kind, id, unix.EINVAL)
+	o, err := t.lookup(kind, id)
 	if err != nil {
 		return nil, err
 	}
@@ -195,7 +195,7 @@ func (t *Table) Use(kind Kind, id uint32) (*Object, error) {
 // DoneAlone (UVERBS_LOOKUP_WRITE). ENOENT: unknown. EINVAL: of another kind.
 // EBUSY: in use.
 func (t *Table) UseAlone(kind Kind, id uint32) (*Object, error) {
-	o, err := t.lookup(kind, id, unix.ENOENT)
+	o, err := t.lookup(kind, id)
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +216,7 @@ func (o *Object) DoneAlone() {
 // succeeds. ENOENT: unknown. EINVAL: of another kind. EBUSY: in use by a
 // command or needed by another object.
 func (t *Table) Destroy(kind Kind, id uint32, fn func(*Object) error) error {
-	o, err := t.lookup(kind, id, unix.ENOENT)
+	o, err := t.lookup(kind, id)
 	if err != nil {
 		return err
 	}

@@ -52,21 +52,24 @@ func TestLookupErrors(t *testing.T) {
 	a := mustMake(t, &tb, kindA)
 	hidden, _ := tb.Begin(kindA)
 	for _, c := range []struct {
-		name        string
-		kind        Kind
-		id          uint32
-		use, remove unix.Errno
+		name string
+		kind Kind
+		id   uint32
+		want unix.Errno
 	}{
-		{"wrong kind", kindB, a.ID(), unix.EINVAL, unix.EINVAL},
-		{"unknown", kindA, 77, unix.EINVAL, unix.ENOENT},
-		{"all ones", kindA, 0xffffffff, unix.EINVAL, unix.ENOENT},
-		{"not committed", kindA, hidden.ID(), unix.EINVAL, unix.ENOENT},
+		{"wrong kind", kindB, a.ID(), unix.EINVAL},
+		{"unknown", kindA, 77, unix.ENOENT},
+		{"all ones", kindA, 0xffffffff, unix.ENOENT},
+		{"not committed", kindA, hidden.ID(), unix.ENOENT},
 	} {
-		if _, err := tb.Use(c.kind, c.id); !errors.Is(err, c.use) {
-			t.Errorf("%s: use: %v, want %v", c.name, err, c.use)
+		if _, err := tb.Use(c.kind, c.id); !errors.Is(err, c.want) {
+			t.Errorf("%s: use: %v, want %v", c.name, err, c.want)
 		}
-		if err := tb.Destroy(c.kind, c.id, nop); !errors.Is(err, c.remove) {
-			t.Errorf("%s: destroy: %v, want %v", c.name, err, c.remove)
+		if _, err := tb.UseAlone(c.kind, c.id); !errors.Is(err, c.want) {
+			t.Errorf("%s: use alone: %v, want %v", c.name, err, c.want)
+		}
+		if err := tb.Destroy(c.kind, c.id, nop); !errors.Is(err, c.want) {
+			t.Errorf("%s: destroy: %v, want %v", c.name, err, c.want)
 		}
 	}
 }

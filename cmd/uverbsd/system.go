@@ -63,6 +63,10 @@ type clientFile struct{ *caller.File }
 
 func (f clientFile) Key() dispatch.FileKey { return dispatch.FileKey{Dev: f.Dev, Ino: f.Ino} }
 
+func (system) ReadBehind(tid, written int, b []byte) error {
+	return caller.Thread(tid).ReadBehind(written, b)
+}
+
 func (system) Install(tid int, answer func(), done func(dispatch.Standing, error) unix.Errno) error {
 	r, err := caller.Seize(tid)
 	if err != nil {

@@ -56,3 +56,16 @@ func TestOpenFile(t *testing.T) {
 		t.Errorf("%d descriptors, %d before", n, before)
 	}
 }
+
+// What a program has behind the bytes that it says it writes.
+func TestReadBehind(t *testing.T) {
+	srv := newFuse(t)
+	c := startClient(t, "regs", srv.file)
+	w := srv.next()
+	b := make([]byte, 4)
+	wantError(t, Thread(w.tid).ReadBehind(64, b), nil)
+	wantError(t, Thread(w.tid).ReadBehind(16, b), unix.EFAULT) // not what it says
+	w.reply()
+	c.expect("done")
+	wantError(t, Thread(unix.Gettid()).ReadBehind(64, b), unix.EFAULT) // in no such call
+}

@@ -1,6 +1,12 @@
 package caller
 
-import "golang.org/x/sys/unix"
+import (
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
 
 // Thread is the id of a thread that is inside a write() to us right now: its request is read but not answered, so it
 // can neither exit nor exec, and its id cannot belong to another. Once it is answered the value must not be used.
@@ -48,6 +54,21 @@ func (t Thread) Write(b []byte, addr uint64) error {
 		return opError("write memory of thread", int(t), err)
 	}
 	return nil
+}
+
+// ReadBehind fills b from behind the first written bytes of the buffer of the write(2) that the thread is in: old rdma-core
+// says too small a count, and the kernel reads on. EFAULT when it is in no such call, or the memory cannot be read.
+func (t Thread) ReadBehind(written int, b []byte) error {
+	text, err := os.ReadFile("/proc/" + strconv.Itoa(int(t)) + "/syscall")
+	if err != nil {
+		return opError("system call of thread", int(t), goneError(err))
+	}
+	var nr int64
+	var fd, buf, count uint64
+	if n, _ := fmt.Sscanf(string(text), "%d 0x%x 0x%x 0x%x", &nr, &fd, &buf, &count); n != 4 || nr != unix.SYS_WRITE || count != uint64(written) {
+		return opError("system call of thread", int(t), unix.EFAULT)
+	}
+	return t.Read(b, buf+uint64(written))
 }
 
 // maxUserAddr is above every user address of every architecture and fits a signed file offset, which is what pread on
