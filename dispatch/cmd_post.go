@@ -59,12 +59,12 @@ func (c *call) takeSGEs(p *postBody, n uint32) error {
 }
 
 // answerPost writes bad_wr, a 1-based index or 0, together with err.
-func (c *call) answerPost(resp uint64, done, asked int, err error) error {
+func (c *call) answerPost(done, asked int, err error) error {
 	var out abi.PostResp
 	if err != nil && done < asked {
 		out.BadWR = uint32(done) + 1
 	}
-	if e := c.write(bytesOf(&out), resp); e != nil {
+	if e := c.respond(bytesOf(&out)); e != nil {
 		return e
 	}
 	return err
@@ -87,7 +87,7 @@ func postSend(c *call) error {
 	if done > 0 {
 		c.after = qp.hca
 	}
-	return c.answerPost(p.head.Response, done, len(c.sends), err)
+	return c.answerPost(done, len(c.sends), err)
 }
 
 // decodeSends fills c.sends. All or nothing: a WR that cannot be read means
@@ -221,7 +221,7 @@ func postRecv(c *call) error {
 	if done > 0 {
 		c.after = qp
 	}
-	return c.answerPost(p.head.Response, done, len(c.recvs), err)
+	return c.answerPost(done, len(c.recvs), err)
 }
 
 func postSRQRecv(c *call) error {
@@ -238,5 +238,5 @@ func postSRQRecv(c *call) error {
 	if done > 0 {
 		c.after = srq
 	}
-	return c.answerPost(p.head.Response, done, len(c.recvs), err)
+	return c.answerPost(done, len(c.recvs), err)
 }

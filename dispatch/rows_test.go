@@ -327,6 +327,7 @@ func TestRow6ResponsesLeakNothing(t *testing.T) {
 		{"QUERY_QP", pack(abi.CmdQueryQP, 136, raw(abi.QueryQP{Response: resp, QPHandle: s["qp"]})), []int{0, 56, 123, 136}},
 		{"QUERY_SRQ", pack(abi.CmdQuerySRQ, 24, raw(abi.QuerySRQ{Response: resp, SRQHandle: s["srq"]})), []int{12, 24}},
 		{"POLL_CQ", pack(abi.CmdPollCQ, 8, raw(abi.PollCQ{Response: resp, CQHandle: s["cq"]})), []int{0, 8}},
+		{"POST_SRQ_RECV", pack(abi.CmdPostSRQRecv, 12, raw(abi.PostSend{Response: resp, QPHandle: s["srq"], WQESize: 16})), []int{0, 12}},
 		{"RESIZE_CQ", pack(abi.CmdResizeCQ, 8, raw(abi.ResizeCQ{Response: resp, CQHandle: s["cq"], CQE: 16})), []int{4, 8}},
 		{"CREATE_SRQ", pack(abi.CmdCreateSRQ, 16, raw(abi.CreateSRQ{Response: resp, PDHandle: s["pd"], MaxWR: 1, MaxSGE: 1})), []int{12, 16}},
 		{"CREATE_QP", pack(abi.CmdCreateQP, 32, raw(abi.CreateQP{Response: resp, PDHandle: s["pd"], SendCQHandle: s["cq"], RecvCQHandle: s["cq"], MaxSendWR: 1, MaxSendSGE: 1, QPType: 2})), []int{28, 32}},
