@@ -10,7 +10,7 @@ GUESTFLAGS ?=
 BIN := build/uverbsd
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
-.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench fuzz lint clean FORCE
+.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench-objects oracle bench fuzz lint clean FORCE
 
 all: build
 
@@ -52,6 +52,16 @@ demo: deps build build/guest-run
 bench-roundtrip: deps build build/guest-run
 	CGO_ENABLED=0 go build -trimpath -o build/roundtrip ./integration/roundtrip
 	@build/guest-run -guest $(GUEST) -script integration/scripts/roundtrip.sh -file build/roundtrip:/opt/roundtrip
+
+# Objects made and destroyed per second against the kernel's rdma_rxe, in one boot.
+bench-objects: deps build build/guest-run
+	CGO_ENABLED=0 go build -trimpath -o build/raw ./integration/raw
+	@build/guest-run -guest $(GUEST) -script integration/scripts/objects.sh -file build/raw:/opt/raw -file integration/scripts/lib.sh:/opt/lib.sh
+
+# Every command's forms, to the daemon and to the kernel's rdma_rxe as the oracle.
+oracle: deps build build/guest-run
+	CGO_ENABLED=0 go build -trimpath -o build/raw ./integration/raw
+	@build/guest-run -guest $(GUEST) -script integration/scripts/oracle.sh -file build/raw:/opt/raw -file integration/scripts/lib.sh:/opt/lib.sh
 
 bench:
 	go test -run '^$$' -bench . -benchmem ./...

@@ -30,36 +30,38 @@ func getContext(c *call) error {
 	f.mu.Unlock()
 
 	u := &ucontext{async: newEventFile(f, asyncEvents)}
-	err := func() (err error) {
-		u.hca, err = f.dev.cfg.HCA.AllocUContext(u)
+	opened := func() {
+		f.mu.Lock()
+		f.opening = false
+		f.mu.Unlock()
+	}
+	undo := func() {
+		_ = u.hca.Close()
+		opened()
+	}
+	var err error
+	if u.hca, err = f.dev.cfg.HCA.AllocUContext(u); err != nil {
+		opened()
 		return err
-	}()
+	}
 	commit := func(fd int, write writer) error {
 		out := abi.GetContextResp{AsyncFD: uint32(fd), NumCompVectors: uint32(f.dev.cfg.HCA.Attr().CompVectors)}
 		if err := c.respondWith(write, bytesOf(&out)); err != nil {
 			return err
 		}
 		f.ctx.Store(u)
+		opened()
 		return nil
 	}
-	if err == nil {
-		err = f.dev.install(c, u.async, commit)
-		if err != nil && !c.deferred {
-			// The client cannot be seized (traced, seccomp): it works without
-			// asynchronous events rather than not at all.
-			f.dev.cfg.Log.Warn("client gets no event descriptor: its async events are lost",
-				zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Error(err))
-			err = commit(NoFD, c.write)
-		}
-	}
-	if f.ctx.Load() == nil && u.hca != nil {
-		_ = u.hca.Close()
-	}
-	f.mu.Lock()
-	f.opening = false
-	f.mu.Unlock()
-	if c.deferred {
+	if err = f.dev.install(c, u.async, commit, undo); err == nil {
 		return nil
+	}
+	// The client cannot be seized (traced, seccomp): it works without asynchronous
+	// events rather than not at all.
+	f.dev.cfg.Log.Warn("client gets no event descriptor: its async events are lost",
+		zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Error(err))
+	if err = commit(NoFD, c.write); err != nil {
+		undo()
 	}
 	return err
 }
@@ -75,7 +77,7 @@ func createCompChannel(c *call) error {
 	if _, err := c.context(); err != nil {
 		return err
 	}
-	f, added := c.f, false
+	f := c.f
 	ev := newEventFile(f, compEvents)
 	if err := ev.charge(); err != nil {
 		return err
@@ -86,18 +88,15 @@ func createCompChannel(c *call) error {
 			return err
 		}
 		f.addChannel(int32(fd), ev)
-		added = true
 		return nil
-	})
-	if !added {
-		ev.uncharge()
+	}, ev.uncharge)
+	if err == nil {
+		return nil
 	}
-	if err != nil && !c.deferred {
-		f.dev.cfg.Log.Warn("client gets no completion channel",
-			zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Error(err))
-		return errors.Join(unix.EPERM, err)
-	}
-	return nil
+	ev.uncharge()
+	f.dev.cfg.Log.Warn("client gets no completion channel",
+		zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Error(err))
+	return errors.Join(unix.EPERM, err)
 }
 
 func queryDevice(c *call, _ *abi.QueryDevice, out *abi.QueryDeviceResp) error {

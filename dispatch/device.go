@@ -152,9 +152,10 @@ func (d *Device) forget(tid int, ev *eventFile) {
 
 // install gives the client a descriptor for ev. commit runs, while the client
 // stands still, with its number; what it returns becomes the command's result.
-// On an error nothing happened and the request is unanswered; otherwise it has
-// been answered.
-func (d *Device) install(c *call, ev *eventFile, commit func(fd int, write writer) error) error {
+// undo runs instead, or after a commit that failed, before the client goes on:
+// it may try again at once. On an error nothing happened, neither ran, and the
+// request is unanswered; otherwise it has been answered.
+func (d *Device) install(c *call, ev *eventFile, commit func(fd int, write writer) error, undo func()) error {
 	if err := d.expect(c.tid, ev); err != nil {
 		return err
 	}
@@ -171,6 +172,7 @@ func (d *Device) install(c *call, ev *eventFile, commit func(fd int, write write
 		if err == nil {
 			return 0
 		}
+		undo()
 		d.cfg.Log.Warn("no event descriptor for client", zap.Int("pid", c.f.proc.PID()), zap.String("program", c.f.proc.Name()), zap.Error(err))
 		return errnoOf(err)
 	})

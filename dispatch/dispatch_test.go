@@ -104,6 +104,28 @@ func TestRow25ContextWithoutEvents(t *testing.T) {
 	c.cmd(unix.EPERM, abi.CmdCreateCompChannel, 4, raw(abi.CreateCompChannel{Response: resp}))
 }
 
+// A GET_CONTEXT or CREATE_COMP_CHANNEL that failed with the client standing is
+// undone before the client goes on: it may try again at once, and be at its
+// bound with what failed.
+func TestInstallUndoneBeforeTheClientGoesOn(t *testing.T) {
+	limits := dispatch.DefaultLimits()
+	limits.Context.CompChannels = 1
+	g := newRigWith(t, limits)
+	c := g.client(100)
+	g.letGo = func() { c.context() }
+	c.write(pack(abi.CmdGetContext, 8, raw(abi.GetContext{Response: 8})))
+	g.letGo = func() { c.cmd(0, abi.CmdCreateCompChannel, 4, raw(abi.CreateCompChannel{Response: resp})) }
+	c.write(pack(abi.CmdCreateCompChannel, 4, raw(abi.CreateCompChannel{Response: 8})))
+	if n := g.undone.Load(); n != 2 {
+		t.Errorf("%d installs undone", n)
+	}
+	if f := g.dev.Files()[0]; f.Objects["context"] != 1 || f.Objects["comp_channel"] != 1 {
+		t.Errorf("%+v", f)
+	}
+	c.h.Release()
+	g.empty()
+}
+
 // A client goes on as soon as it is let go, which is before the handler of its
 // GET_CONTEXT has returned: its next command must not lose its descriptor.
 func TestNextInstallOverlapsTheLast(t *testing.T) {

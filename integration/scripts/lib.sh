@@ -45,3 +45,20 @@ eventually() {
 	echo "never true: $*" >&2
 	return 1
 }
+
+# to_kernel: the daemon goes, the kernel's rdma_rxe comes, over a device that
+# has an address to route to.
+to_kernel() {
+	local pid=${UVERBSD_PID-}
+	[ -z "$pid" ] || kill -TERM "$pid"
+	daemon_gone() { [ -z "$pid" ] || [ ! -e "/proc/$pid" ] && [ ! -e /run/modprobe.d/uverbsd.conf ]; }
+	eventually daemon_gone
+	modprobe rdma_rxe
+	# The module makes dummy0 itself in some releases.
+	modprobe dummy
+	[ -e /sys/class/net/dummy0 ] || ip link add dummy0 type dummy
+	ip addr add 10.9.9.9/24 dev dummy0
+	ip link set dummy0 up
+	rdma link add rxe0 type rxe netdev dummy0
+	eventually test -c /dev/infiniband/uverbs0
+}
