@@ -123,10 +123,15 @@ func (c *call) dispatch(data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer c.unuse()
 	if c.row.run == nil {
 		return unix.EOPNOTSUPP
 	}
+	if !c.row.hot {
+		if err := c.f.creds.CheckImage(); err != nil {
+			return err
+		}
+	}
+	defer c.unuse()
 	return c.row.run(c)
 }
 

@@ -58,9 +58,10 @@ func (m *memory) WriteAt(p []byte, addr uint64) error {
 // process is a fake client process; pid is also the id of its first thread.
 type process struct {
 	memory
-	pid   int
-	limit uint64
-	refs  atomic.Int32
+	pid    int
+	limit  uint64
+	refs   atomic.Int32
+	execed atomic.Bool // it runs another image than the opener's
 	// netRaw is CAP_NET_RAW.
 	netRaw bool
 	// checking runs once, inside the next CheckRange.
@@ -145,7 +146,10 @@ func (m *machine) OpenProcess(tid int) (dispatch.Process, error) {
 	return p, nil
 }
 
-type creds struct{ pid int }
+type creds struct {
+	pid    int
+	execed *atomic.Bool
+}
 
 func (c creds) Check(tid int, _, _ uint32) error {
 	if tid-tid%100 != c.pid {
@@ -154,8 +158,15 @@ func (c creds) Check(tid int, _, _ uint32) error {
 	return nil
 }
 
+func (c creds) CheckImage() error {
+	if c.execed.Load() {
+		return unix.EACCES
+	}
+	return nil
+}
+
 func (m *machine) Credentials(p dispatch.Process, _ int, _, _ uint32) (dispatch.Credentials, error) {
-	return creds{p.PID()}, nil
+	return creds{p.PID(), &p.(*process).execed}, nil
 }
 
 func (m *machine) Read(tid int, b []byte, addr uint64) error  { return m.proc(tid).ReadAt(b, addr) }

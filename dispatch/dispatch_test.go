@@ -91,6 +91,28 @@ func TestContext(t *testing.T) {
 	}
 }
 
+// Failure class 23: after exec, commands of the new image are refused though its
+// credentials are the same; what the data path does with old objects it may.
+func TestRow23Exec(t *testing.T) {
+	g := newRig(t)
+	c, s := g.stocked(100)
+	g.procs[100].execed.Store(true)
+	for name, b := range everyCommand(s) {
+		want := unix.EACCES
+		switch name {
+		case "POLL_CQ", "REQ_NOTIFY_CQ", "POST_SEND", "POST_RECV", "POST_SRQ_RECV":
+			continue
+		case "ex CREATE_FLOW", "ex CREATE_WQ", "ex CREATE_IND", "ex DESTROY_WQ":
+			want = unix.EOPNOTSUPP
+		}
+		if a := c.write(b); a.errno != want {
+			t.Errorf("%s: %v, want %v", name, a.errno, want)
+		}
+	}
+	c.h.Release()
+	g.empty()
+}
+
 // Failure class 25: a client that cannot be seized opens without events.
 func TestRow25ContextWithoutEvents(t *testing.T) {
 	g := newRig(t)

@@ -29,6 +29,7 @@ type row struct {
 	udata bool   // a provider's part may follow both; an extended command's always may
 	kind  idr.Kind
 	does  access
+	hot   bool      // on the data path: no check that costs a sleeping system call
 	op    hca.OpSet // driver methods without which the answer is EOPNOTSUPP
 	run   func(*call) error
 }
@@ -42,6 +43,12 @@ func (r row) on(kind idr.Kind, does access) row {
 // needs names the driver methods of a row.
 func (r row) needs(op hca.OpSet) row {
 	r.op = op
+	return r
+}
+
+// onDataPath marks the rows of which a message takes several.
+func (r row) onDataPath() row {
+	r.hot = true
 	return r
 }
 

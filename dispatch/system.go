@@ -90,6 +90,9 @@ type Process interface {
 // Credentials are those of a file's opener.
 type Credentials interface {
 	// Check is EACCES unless the caller is the opener's process with unchanged
-	// credentials (ib_safe_file_access).
+	// credentials (ib_safe_file_access). It is asked for each command.
 	Check(tid int, uid, gid uint32) error
+	// CheckImage is EACCES once the opener has exec'ed: then its credentials are
+	// new ones, even if they are equal. It costs a system call that can sleep.
+	CheckImage() error
 }

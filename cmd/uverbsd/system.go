@@ -28,19 +28,15 @@ func (system) Credentials(p dispatch.Process, tid int, uid, gid uint32) (dispatc
 	return &creds{c, p.(process)}, nil
 }
 
-// creds adds to the credentials that the image is the opener's: exec makes new
-// credentials, and ib_safe_file_access refuses them even when they are equal.
+// creds knows beside the credentials which image the opener ran.
 type creds struct {
 	caller.Creds
 	p process // held by the file
 }
 
-func (c *creds) Check(tid int, uid, gid uint32) error {
-	if err := c.Creds.Check(tid, uid, gid); err != nil {
-		return err
-	}
+func (c *creds) CheckImage() error {
 	if !c.p.Alive() {
-		return fmt.Errorf("thread %d runs another program than the opener: %w", tid, unix.EACCES)
+		return fmt.Errorf("process %d runs another program than the opener: %w", c.p.PID(), unix.EACCES)
 	}
 	return nil
 }
