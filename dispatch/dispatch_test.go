@@ -380,7 +380,7 @@ func TestRow2PostArithmetic(t *testing.T) {
 	}
 }
 
-func TestCompletionChannel(t *testing.T) {
+func TestRow14CompletionChannel(t *testing.T) {
 	g := newRig(t)
 	c := g.client(100)
 	c.context()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -517,5 +518,51 @@ func TestRow13DestroyRacesDestroy(t *testing.T) {
 		}
 	}
 	c.h.Release()
+	g.empty()
+}
+
+// Failure class 14: a destroy tells how many of the object's events were read,
+// for libibverbs waits until it has acknowledged as many; unread ones go with it.
+func TestRow14EventCounts(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	async := g.opened[int(c.context().AsyncFD)]
+	pd, cq := c.pd(), c.cq(-1)
+	waits := func() bool {
+		r := newRequest(100)
+		async.Poll(r, 1, false)
+		return (<-r.ch).revents&unix.POLLIN != 0
+	}
+	for _, tc := range []struct {
+		name string
+		read bool
+		want uint32
+	}{{"read", true, 1}, {"unread", false, 0}} {
+		qp := c.qp(pd, cq, hca.QPTypeRC)
+		c.connect(qp.QPHandle, qp.QPN, 1)
+		// An idle send queue is drained at once, and says so.
+		c.cmd(0, abi.CmdModifyQP, 0, raw(abi.ModifyQP{QPHandle: qp.QPHandle, QPState: uint8(hca.QPSQD), EnSQDAsyncNotify: 1,
+			AttrMask: uint32(hca.QPMaskState | hca.QPMaskEnSQDAsyncNotify)}))
+		if tc.read {
+			r := newRequest(100)
+			async.Read(r, 16)
+			if a := <-r.ch; len(a.data) != 16 || decode[abi.AsyncEvent](a.data) != (abi.AsyncEvent{Element: 0x9b, EventType: uint32(hca.EventSQDrained)}) {
+				t.Fatalf("%s: %+v", tc.name, a)
+			}
+		} else {
+			for !waits() {
+				runtime.Gosched()
+			}
+		}
+		c.cmd(0, abi.CmdDestroyQP, 4, raw(abi.DestroyQP{Response: resp, QPHandle: qp.QPHandle}))
+		if n := out[abi.EventsResp](c).EventsReported; n != tc.want {
+			t.Errorf("%s: %d events reported", tc.name, n)
+		}
+		if waits() {
+			t.Errorf("%s: an event of a dead QP", tc.name)
+		}
+	}
+	c.h.Release()
+	async.Release()
 	g.empty()
 }
