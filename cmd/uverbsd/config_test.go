@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/uverbsd/uverbsd/dispatch"
 )
 
 func TestLoadConfig(t *testing.T) {
@@ -52,6 +54,35 @@ func TestGUID(t *testing.T) {
 	for _, s := range []string{"", "1:2:3:4", "0011:7500:0000", "0011:7500:0000:0001x", "zzzz:0000:0000:0000"} {
 		if _, err := parseGUID(s); err == nil {
 			t.Errorf("%q passes", s)
+		}
+	}
+}
+
+func TestContextsWithin(t *testing.T) {
+	for limit, want := range map[uint64]int{1024: 256, 1 << 15: 9557, 1 << 63: 348160, 0: 1} {
+		if n := contextsWithin(limit); n != want {
+			t.Errorf("limit %d: %d contexts, want %d", limit, n, want)
+		}
+	}
+}
+
+func TestLimits(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config")
+	for text, ok := range map[string]bool{
+		"[limits.user]\npd = 2\nqueue_bytes = 4096\n[limits.context]\nqueue_depth = 64\n": true,
+		"[limits.user]\npds = 2\n":                   false,
+		"[limits.context]\nqp = -1\n":                false,
+		"[limits.context]\npinned_bytes = \"1 G\"\n": false,
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := loadConfig(path)
+		if (err == nil) != ok {
+			t.Errorf("%q: %v", text, err)
+		}
+		if ok && (c.Limits.User.PDs != 2 || c.Limits.User.CQs != dispatch.DefaultLimits().User.CQs || c.Limits.Context.QueueDepth != 64) {
+			t.Errorf("%q: %+v", text, c.Limits)
 		}
 	}
 }

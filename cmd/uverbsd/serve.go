@@ -118,9 +118,10 @@ func serve(c config, log *zap.Logger) (err error) {
 const (
 	// wantFiles is the descriptor limit that the daemon asks for: three for each
 	// of dispatch.MaxFiles contexts, and room.
-	wantFiles = 1 << 14
-	// ownFiles are the daemon's own descriptors: devices, class tree, status.
-	ownFiles = 256
+	wantFiles = 1 << 15
+	// ownFiles are kept back for the daemon's own descriptors (devices, class
+	// tree, status) and for the files that name XRC domains.
+	ownFiles = 1 << 12
 	// filesPerContext: see caller.Process.
 	filesPerContext = 3
 )
@@ -130,12 +131,19 @@ const (
 func raiseFileLimit() int {
 	var l unix.Rlimit
 	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) != nil {
-		return ownFiles / filesPerContext
+		return 1
 	}
 	if want := (unix.Rlimit{Cur: max(l.Max, wantFiles), Max: max(l.Max, wantFiles)}); unix.Setrlimit(unix.RLIMIT_NOFILE, &want) == nil {
 		l = want
 	}
-	return int(max(min(l.Cur, 1<<20), 2*ownFiles)-ownFiles) / filesPerContext
+	return contextsWithin(l.Cur)
+}
+
+// contextsWithin is how many contexts a descriptor limit leaves room for: a
+// quarter at most is kept back.
+func contextsWithin(limit uint64) int {
+	limit = min(limit, 1<<20)
+	return max(int(limit-min(ownFiles, limit/4))/filesPerContext, 1)
 }
 
 func (d *daemon) onStop(f func() error) { d.undo = append(d.undo, f) }
