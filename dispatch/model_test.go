@@ -124,6 +124,7 @@ func (m *model) learn(b []byte, errno unix.Errno) {
 		m.destroyed("ah", decode[abi.Handle](body).Handle, errno)
 	case num == abi.CmdCloseXRCD:
 		m.destroyed("xrcd", decode[abi.Handle](body).Handle, errno)
+	case num == abi.CmdDestroyCQ && len(b) == 16: // has nothing behind it here
 	case num == abi.CmdDestroyCQ:
 		m.destroyed("cq", decode[abi.DestroyCQ](body).CQHandle, errno)
 	case num == abi.CmdDestroyQP:
