@@ -25,8 +25,9 @@ const PageSize = 4096
 
 // Owner is the process that registers memory.
 type Owner interface {
-	// Key names its address space, and no other process's or image's: the
-	// kernel's account hangs at the mm_struct.
+	// Key names it, and no other process, also none that gets its pid later. The
+	// kernel's account hangs at the mm_struct; the difference is an exec, of which
+	// a client could make use to get a second one.
 	Key() string
 	// PID is for messages.
 	PID() int
@@ -37,14 +38,14 @@ type Owner interface {
 	CanLockAny() bool
 }
 
-// Accountant keeps the accounts by address space. The zero value is ready.
+// Accountant keeps the accounts by process. The zero value is ready.
 type Accountant struct {
 	// mu guards accounts and their refs. Leaf.
 	mu       sync.Mutex
 	accounts map[string]*Account
 }
 
-// Account is one address space's; its files share it.
+// Account is one process's; its files share it.
 type Account struct {
 	a     *Accountant
 	key   string
@@ -132,7 +133,7 @@ func (c *Charge) Release() {
 	c.acct = nil
 }
 
-// Pinned is the bytes charged to the address space of that key.
+// Pinned is the bytes charged to the process of that key.
 func (a *Accountant) Pinned(key string) uint64 {
 	a.mu.Lock()
 	defer a.mu.Unlock()

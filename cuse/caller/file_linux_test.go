@@ -1,6 +1,7 @@
 package caller
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -28,7 +29,12 @@ func TestOpenFile(t *testing.T) {
 	if err := os.Remove(path); err != nil {
 		t.Error(err)
 	}
-	for _, n := range []int32{-1, 1 << 20} {
+	path2, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd()), unix.O_PATH|unix.O_CLOEXEC, 0)
+	wantError(t, err, nil)
+	defer unix.Close(path2)
+	before++
+	// A path is no file: who cannot open it must not share what it names.
+	for _, n := range []int32{-1, 1 << 20, int32(path2)} {
 		_, err := OpenFile(unix.Gettid(), n)
 		wantError(t, err, unix.EBADF)
 	}

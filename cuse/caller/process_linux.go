@@ -20,6 +20,7 @@ import (
 type Process struct {
 	pid  int
 	name string
+	key  string
 	auxv []byte // of the image at open, see CheckImage
 
 	mem, maps, pidfd int
@@ -72,6 +73,11 @@ func openProcess(tid int) (_ *Process, err error) {
 	if p.auxv, err = os.ReadFile(dir + "/auxv"); err != nil {
 		return nil, goneError(err)
 	}
+	start, err := startTime(p.pid)
+	if err != nil {
+		return nil, err
+	}
+	p.key = strconv.Itoa(p.pid) + "@" + start
 	if leader, err := readStatus(p.pid); err == nil {
 		p.name = leader.name
 	} else {
@@ -100,9 +106,9 @@ func openProc(path string, flags int) (int, error) {
 // PID returns the process (thread group) id. It may belong to another once the process is gone: for status and logs.
 func (p *Process) PID() int { return p.pid }
 
-// Key names this address space and no other process's or image's: the pid and the auxiliary vector, whose random bytes
-// and addresses are fresh at each exec.
-func (p *Process) Key() string { return strconv.Itoa(p.pid) + string(p.auxv) }
+// Key names this process and no other, also none that gets its pid later. An exec does not change it; nothing that the
+// process can do does.
+func (p *Process) Key() string { return p.key }
 
 // Name returns the command name at the time of OpenProcess, with unprintable bytes replaced.
 func (p *Process) Name() string { return p.name }

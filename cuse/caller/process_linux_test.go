@@ -29,6 +29,9 @@ func TestOpenProcess(t *testing.T) {
 	if p.PID() != c.pid() || p.Name() != "client" || !p.Alive() {
 		t.Errorf("%d %q %v", p.PID(), p.Name(), p.Alive())
 	}
+	if again := open(t, c.pid()); p.Key() == "" || p.Key() != again.Key() || p.Key() == open(t, os.Getpid()).Key() {
+		t.Errorf("keys %q, %q", p.Key(), again.Key())
+	}
 	before := len(openFDs())
 	q := p.Get()
 	q.Put()

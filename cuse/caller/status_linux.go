@@ -48,6 +48,21 @@ func readStatus(tid int) (status, error) {
 	return s, nil
 }
 
+// startTime is when a process began, in clock ticks since boot (field 22 of /proc/PID/stat): with its pid, a name that no
+// other has.
+func startTime(pid int) (string, error) {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return "", goneError(err)
+	}
+	// The name, in parentheses, can hold anything: the fields begin after its end. The first is number 3.
+	fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(fields) < 20 {
+		return "", unix.ESRCH
+	}
+	return string(fields[19]), nil
+}
+
 // printable makes a name chosen by the client safe for logs and terminals.
 func printable(b []byte) string {
 	out := bytes.Clone(b)
