@@ -34,6 +34,10 @@ const (
 	// that as many users have to block theirs on purpose to hold up others.
 	userRunningShare = 8
 
+	// newcomerShare: this share of Readers is kept for users of whom no handler
+	// runs, so that those who have many cannot keep them out together.
+	newcomerShare = 4
+
 	// parkedBytesMax bounds the copies kept for one user: parked requests and
 	// pieces of long commands. 2,000 threads with a 4 KiB command each are 8 MiB.
 	parkedBytesMax = 32 << 20

@@ -18,7 +18,7 @@ type file struct {
 	gone    bool // RELEASE has come
 
 	parked  queue // requests over a bound
-	waiting bool  // in user.waiting
+	waiting bool  // in user.waiting or Session.waiting
 
 	splits map[uint32]*split // by thread
 }
@@ -185,12 +185,25 @@ func (s *Session) admit(w *worker, h *abi.FuseInHeader, fh uint64, head Request,
 }
 
 func (s *Session) mayRunLocked(f *file) bool {
-	return f.running < fileRunningMax && f.user.running < s.cfg.userRunningMax()
+	return f.running < fileRunningMax && f.user.running < s.cfg.userRunningMax() && s.roomLocked(f.user)
+}
+
+// roomLocked: one worker always reads, since it is by an INTERRUPT that we hear
+// of a client's end, and by that that its stuck handlers come back; some are for
+// users of whom none runs.
+func (s *Session) roomLocked(u *user) bool {
+	free := s.cfg.Readers - 1 - s.running
+	if u.running > 0 {
+		free -= s.cfg.Readers / newcomerShare
+	}
+	// With few workers this is too much of a good thing: one may always run.
+	return free > 0 || s.running == 0
 }
 
 func (s *Session) startLocked(f *file) {
 	f.running++
 	f.user.running++
+	s.running++
 }
 
 // dropLocked gives up the handler's hold of a request that will not run.
@@ -223,7 +236,11 @@ func (s *Session) pumpLocked(f *file) {
 	s.nready.Store(int32(s.ready.n))
 	if f.parked.n > 0 && f.running < fileRunningMax && !f.waiting {
 		f.waiting = true
-		f.user.waiting = append(f.user.waiting, f)
+		if f.user.running < s.cfg.userRunningMax() {
+			s.waiting = append(s.waiting, f)
+		} else {
+			f.user.waiting = append(f.user.waiting, f)
+		}
 	}
 }
 
@@ -233,12 +250,19 @@ func (s *Session) finishLocked(st *request) {
 	u := f.user
 	f.running--
 	u.running--
+	s.running--
 	st.w = nil
 	s.dropLocked(st)
 	s.pumpLocked(f)
-	for len(u.waiting) > 0 && u.running < s.cfg.userRunningMax() {
+	for n := len(u.waiting); n > 0 && u.running < s.cfg.userRunningMax(); n-- {
 		g := u.waiting[0]
 		u.waiting = u.waiting[1:]
+		g.waiting = false
+		s.pumpLocked(g)
+	}
+	for n := len(s.waiting); n > 0 && s.running < s.cfg.Readers-1; n-- {
+		g := s.waiting[0]
+		s.waiting = s.waiting[1:]
 		g.waiting = false
 		s.pumpLocked(g)
 	}

@@ -55,6 +55,8 @@ type Session struct {
 	active  []*worker // read
 	idle    []*worker // wait
 	spare   *worker   // ended, its buffer is kept
+	running int       // handlers that have not returned, those with a reserved place included
+	waiting []*file   // with parked requests that only the bound on all holds up
 	total   int       // workers
 	inside  int       // workers in a handler
 	outside int       // workers not in one

@@ -103,6 +103,7 @@ type machine struct {
 	inodes          map[int32]uint64        // files that any client has open, by descriptor
 	dups            map[int32]int32         // duplicates of descriptors
 	behind          []byte                  // what lies behind a command in its buffer
+	writes          atomic.Int32            // into clients
 	held            atomic.Int32            // files that the device holds
 }
 
@@ -169,8 +170,11 @@ func (m *machine) Credentials(p dispatch.Process, _ int, _, _ uint32) (dispatch.
 	return creds{p.PID(), &p.(*process).execed}, nil
 }
 
-func (m *machine) Read(tid int, b []byte, addr uint64) error  { return m.proc(tid).ReadAt(b, addr) }
-func (m *machine) Write(tid int, b []byte, addr uint64) error { return m.proc(tid).WriteAt(b, addr) }
+func (m *machine) Read(tid int, b []byte, addr uint64) error { return m.proc(tid).ReadAt(b, addr) }
+func (m *machine) Write(tid int, b []byte, addr uint64) error {
+	m.writes.Add(1)
+	return m.proc(tid).WriteAt(b, addr)
+}
 
 type standing struct {
 	m   *machine
@@ -246,6 +250,7 @@ type rig struct {
 	t      *testing.T
 	engine *soft.Device
 	hca    *faulty
+	users  *dispatch.Users
 	pins   pin.Accountant
 	mu     sync.Mutex
 	woken  map[uint64]int // notified kh
@@ -262,7 +267,8 @@ func newRigWith(t *testing.T, limits dispatch.Limits) *rig {
 	g := &rig{t: t, engine: engine, woken: map[uint64]int{},
 		machine: &machine{procs: map[int]*process{}, opened: map[int]dispatch.Handle{}, nextFD: 10}}
 	g.hca = newFaulty(engine)
-	g.dev = dispatch.NewDevice(dispatch.Config{HCA: g.hca, System: g.machine, Pins: &g.pins, Users: dispatch.NewUsers(limits),
+	g.users = dispatch.NewUsers(limits)
+	g.dev = dispatch.NewDevice(dispatch.Config{HCA: g.hca, System: g.machine, Pins: &g.pins, Users: g.users,
 		Notify: func(kh uint64) { g.mu.Lock(); g.woken[kh]++; g.mu.Unlock() }})
 	t.Cleanup(func() { _ = engine.Close() })
 	return g

@@ -36,7 +36,7 @@ func (o *cqObject) Completion() {
 func (o *cqObject) CQEvent(ev hca.EventType) { o.async.push(o.user, uint32(ev), &o.asyncEvts) }
 
 func (o *cqObject) close() error {
-	o.poller.finish()
+	o.poller.end()
 	if err := o.hca.Close(); err != nil {
 		return err
 	}
@@ -112,17 +112,10 @@ func resizeCQ(c *call, in *abi.ResizeCQ, out *abi.ResizeCQResp) error {
 	}
 	cq.resizing.Lock() // two resizes share the handle; what is paid must be what is had
 	defer cq.resizing.Unlock()
-	// Charged for both sizes until it is known which is kept.
 	cost := objectBytes + queueBytes(in.CQE, cqeBytes)
-	if err := c.f.takeQueue(cost); err != nil {
+	if err := c.f.recharge(o, cost, func() error { return cq.hca.Resize(int(in.CQE)) }); err != nil {
 		return err
 	}
-	if err := cq.hca.Resize(int(in.CQE)); err != nil {
-		c.f.giveQueue(cost)
-		return err
-	}
-	c.f.giveQueue(o.Cost)
-	o.Cost = cost
 	out.CQE = uint32(cq.hca.Entries())
 	return nil
 }
@@ -179,8 +172,10 @@ func pollCQ(c *call) error {
 	}
 	cq := o.Value.(*cqObject)
 	sys := c.f.dev.cfg.System
-	n, err := deliverWC(sys, c.r, c.tid, cq.hca, in.Response, in.NE, in.NE == 0)
-	if n != 0 || err != nil || in.NE == 0 {
+	wait := in.NE != 0 && cq.poller.wants()
+	// Also "none" is written now, by the one whose memory it is: see poller.
+	n, err := deliverWC(sys, c.r, c.tid, cq.hca, in.Response, in.NE, true)
+	if n != 0 || err != nil || !wait {
 		return err
 	}
 	if cq.poller.park(c.r, c.tid, c.size, in.Response, in.NE) {
@@ -188,7 +183,7 @@ func pollCQ(c *call) error {
 		return nil
 	}
 	// A completion came in between, or another thread waits here already.
-	_, err = deliverWC(sys, c.r, c.tid, cq.hca, in.Response, in.NE, true)
+	_, err = deliverWC(sys, c.r, c.tid, cq.hca, in.Response, in.NE, false)
 	return err
 }
 

@@ -37,11 +37,19 @@ func (c *call) pinRange(start, length, iova uint64, access hca.Access) (pin.Char
 		c.f.dev.logPin(c.f, err)
 		return charge, err
 	}
-	if err := c.f.proc.CheckRange(start, length, access&hca.AccessNeedsWritable != 0); err != nil {
+	if err := c.checkRange(start, length, access); err != nil {
 		c.f.unpin(&charge)
 		return charge, err
 	}
 	return charge, nil
+}
+
+// checkRange is EFAULT unless the client may do itself what access lets others
+// do.
+func (c *call) checkRange(start, length uint64, access hca.Access) error {
+	c.f.user.checking.Lock()
+	defer c.f.user.checking.Unlock()
+	return c.f.proc.CheckRange(start, length, access&hca.AccessNeedsWritable != 0)
 }
 
 // regMR follows ib_uverbs_reg_mr and ib_umem_get: arguments, charge, pages.
@@ -129,7 +137,7 @@ func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
 		how.Mem, how.Start, how.Length, how.IOVA = c.f.proc, in.Start, in.Length, in.HCAVA
 	case how.Access&hca.AccessNeedsWritable != 0 && mr.access&hca.AccessNeedsWritable == 0:
 		// A region that was only read is to be written: may its owner?
-		if err := c.f.proc.CheckRange(mr.start, mr.length, true); err != nil {
+		if err := c.checkRange(mr.start, mr.length, how.Access); err != nil {
 			unref(needed)
 			return err
 		}

@@ -16,6 +16,7 @@ type qpObject struct {
 	events eventSource
 	mcasts mcastList
 	target *targetQP // of an XRC target: what its handles share
+	place  int       // in target.opens; guarded by xrcDomain.mu
 }
 
 // QPEvent queues an asynchronous event (ib_uverbs_qp_event_handler).
@@ -205,7 +206,7 @@ func qpBytes(c *hca.QPCap) uint64 {
 	// Each factor is cut to 16 bits, above every device's limits, so that the
 	// client's 32-bit numbers cannot wrap the product; the device refuses them.
 	cut := func(n uint32) uint64 { return uint64(min(n, 1<<16)) }
-	return cut(c.MaxSendWR)*(sqeBytes+max(cut(c.MaxSendSGE)*sgeBytes, cut(c.MaxInline))) +
+	return cut(c.MaxSendWR)*(sqeBytes+cut(c.MaxSendSGE)*sgeBytes+cut(c.MaxInline)) +
 		cut(c.MaxRecvWR)*(rqeBytes+cut(c.MaxRecvSGE)*sgeBytes)
 }
 

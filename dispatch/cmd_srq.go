@@ -1,6 +1,8 @@
 package dispatch
 
 import (
+	"sync"
+
 	"github.com/uverbsd/uverbsd/abi"
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/idr"
@@ -14,6 +16,9 @@ type srqObject struct {
 	user   uint64
 	async  *eventFile
 	events eventSource
+	maxSGE uint32
+
+	resizing sync.Mutex // guards the idr.Object's Cost after the create; outermost
 }
 
 // SRQEvent queues an asynchronous event (ib_uverbs_srq_event_handler).
@@ -39,7 +44,7 @@ func (c *call) makeSRQ(in *abi.CreateXSRQ, out *abi.CreateSRQResp) error {
 	if err != nil {
 		return err
 	}
-	srq := &srqObject{typ: hca.SRQType(in.SRQType), user: in.UserHandle, async: u.async}
+	srq := &srqObject{typ: hca.SRQType(in.SRQType), user: in.UserHandle, async: u.async, maxSGE: in.MaxSGE}
 	init := hca.SRQInit{MaxWR: in.MaxWR, MaxSGE: in.MaxSGE, Limit: in.SRQLimit, Handler: srq}
 	var needed [3]*idr.Object
 	n := 0
@@ -98,12 +103,33 @@ func modifySRQ(c *call, in *abi.ModifySRQ) error {
 	if err != nil {
 		return err
 	}
-	srq := o.Value.(*srqObject).hca
-	if err := srq.Modify(hca.SRQAttr{MaxWR: in.MaxWR, Limit: in.SRQLimit}, hca.SRQAttrMask(in.AttrMask)); err != nil {
+	srq, mask := o.Value.(*srqObject), hca.SRQAttrMask(in.AttrMask)
+	if mask&hca.SRQMaxWR == 0 {
+		err = srq.hca.Modify(hca.SRQAttr{Limit: in.SRQLimit}, mask)
+	} else {
+		err = c.resizeSRQ(o, srq, in, mask)
+	}
+	if err != nil {
 		return err
 	}
-	c.after = srq
+	c.after = srq.hca
 	return nil
+}
+
+// resizeSRQ is MODIFY_SRQ with another depth, which costs what it costs.
+func (c *call) resizeSRQ(o *idr.Object, srq *srqObject, in *abi.ModifySRQ, mask hca.SRQAttrMask) error {
+	if in.MaxWR > c.f.dev.cfg.HCA.Attr().MaxSRQWR {
+		return unix.EINVAL
+	}
+	if err := c.f.depth(in.MaxWR); err != nil {
+		return err
+	}
+	srq.resizing.Lock()
+	defer srq.resizing.Unlock()
+	cost := objectBytes + srqBytes(in.MaxWR, srq.maxSGE)
+	return c.f.recharge(o, cost, func() error {
+		return srq.hca.Modify(hca.SRQAttr{MaxWR: in.MaxWR, Limit: in.SRQLimit}, mask)
+	})
 }
 
 func querySRQ(c *call, in *abi.QuerySRQ, out *abi.QuerySRQResp) error {

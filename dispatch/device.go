@@ -8,6 +8,7 @@ import (
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/pin"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zapcore"
 	"golang.org/x/sys/unix"
 )
 
@@ -173,9 +174,18 @@ func (d *Device) install(c *call, ev *eventFile, commit func(fd int, write write
 			return 0
 		}
 		undo()
-		d.cfg.Log.Warn("no event descriptor for client", zap.Int("pid", c.f.proc.PID()), zap.String("program", c.f.proc.Name()), zap.Error(err))
+		d.cfg.Log.Log(blame(err), "no event descriptor for client", zap.Int("pid", c.f.proc.PID()), zap.String("program", c.f.proc.Name()), zap.Error(err))
 		return errnoOf(err)
 	})
+}
+
+// blame is the level at which the failure of an install is logged: what a client
+// brings about at will (a bad pointer, its own end) must not fill the log.
+func blame(err error) zapcore.Level {
+	if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.ESRCH) {
+		return zap.DebugLevel
+	}
+	return zap.WarnLevel
 }
 
 // Stop refuses new opens. Files that are open go on until their Release.

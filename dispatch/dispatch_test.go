@@ -469,7 +469,7 @@ func TestRow14CompletionChannel(t *testing.T) {
 
 // An empty POLL_CQ is answered with none after a bounded moment, or at once
 // when its thread gets a signal.
-func TestEmptyPollEnds(t *testing.T) {
+func TestRow35EmptyPollEnds(t *testing.T) {
 	g := newRig(t)
 	c := g.client(100)
 	defer c.h.Release()
@@ -482,8 +482,14 @@ func TestEmptyPollEnds(t *testing.T) {
 	if n := out[abi.PollCQResp](c).Count; n != 0 {
 		t.Fatalf("count %d", n)
 	}
+	// Failure class 35: whoever ends a wait does not touch the client's memory,
+	// which could hold up the waits of all others.
+	before := g.writes.Load()
 	r := newRequest(100)
 	c.h.Write(r, cmd)
+	if n := g.writes.Load() - before; n != 1 {
+		t.Errorf("%d writes before the wait", n)
+	}
 	r.mu.Lock()
 	f := r.interrupt
 	r.mu.Unlock()
@@ -492,6 +498,9 @@ func TestEmptyPollEnds(t *testing.T) {
 	}
 	if a := <-r.ch; a.errno != 0 {
 		t.Fatalf("interrupted: %+v", a)
+	}
+	if n := g.writes.Load() - before; n != 1 {
+		t.Errorf("%d writes in all", n)
 	}
 }
 

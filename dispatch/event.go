@@ -29,7 +29,10 @@ const (
 // eventSource counts one object's events of one kind. The count is of events
 // that were read: libibverbs waits in destroy until it has acknowledged as many
 // (ib_uverbs_event_read).
-type eventSource struct{ read atomic.Uint32 }
+type eventSource struct {
+	read   atomic.Uint32
+	unread int // in the queue; guarded by eventFile.mu
+}
 
 func (s *eventSource) count() uint32 { return s.read.Load() }
 
@@ -122,6 +125,10 @@ func (e *eventFile) push(element uint64, typ uint32, src *eventSource) {
 		return
 	}
 	ev := event{element, typ, src}
+	if len(e.waiting) == 0 && e.f.takeQueue(eventBytes) != nil {
+		e.mu.Unlock()
+		return // as the kernel without memory (ib_uverbs_async_handler)
+	}
 	if len(e.waiting) > 0 {
 		r := e.waiting[0].r
 		e.waiting = e.waiting[1:]
@@ -131,6 +138,9 @@ func (e *eventFile) push(element uint64, typ uint32, src *eventSource) {
 		return
 	}
 	e.queue = append(e.queue, ev)
+	if src != nil {
+		src.unread++
+	}
 	kh, notify := e.kh, e.notify
 	e.notify = false
 	e.mu.Unlock()
@@ -142,12 +152,19 @@ func (e *eventFile) push(element uint64, typ uint32, src *eventSource) {
 // popLocked takes the oldest event off a queue that has one.
 func (e *eventFile) popLocked() event {
 	ev := e.queue[0]
+	e.giveLocked(1)
+	if ev.src != nil {
+		ev.src.unread--
+	}
 	if e.queue = e.queue[1:]; len(e.queue) == 0 {
 		e.queue = nil // lets the array go
 	}
 	e.takeLocked(ev)
 	return ev
 }
+
+// giveLocked gives back what n unread events cost.
+func (e *eventFile) giveLocked(n int) { e.f.giveQueue(uint64(n) * eventBytes) }
 
 // takeLocked counts an event as read.
 func (e *eventFile) takeLocked(ev event) {
@@ -165,13 +182,21 @@ func (e *eventFile) answer(r Request, ev event) {
 func (e *eventFile) purge(src *eventSource) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if src.unread == 0 {
+		return
+	}
+	src.unread = 0
 	kept := e.queue[:0]
 	for _, ev := range e.queue {
 		if ev.src != src {
 			kept = append(kept, ev)
 		}
 	}
-	e.queue = kept
+	e.giveLocked(len(e.queue) - len(kept))
+	clear(e.queue[len(kept):])
+	if e.queue = kept; len(kept) == 0 {
+		e.queue = nil // lets the array go
+	}
 }
 
 // detach ends the file: its context is gone. Readers that wait get EIO.
@@ -179,6 +204,7 @@ func (e *eventFile) detach() {
 	e.uncharge()
 	e.mu.Lock()
 	e.closed, e.gone = true, true
+	e.giveLocked(len(e.queue))
 	e.queue = nil
 	waiting := e.waiting
 	e.waiting = nil
@@ -292,6 +318,7 @@ func (e *eventFile) Release() {
 	e.uncharge()
 	e.mu.Lock()
 	e.closed = true
+	e.giveLocked(len(e.queue))
 	e.queue = nil
 	e.mu.Unlock()
 	e.f.dropChannel(e)

@@ -98,10 +98,13 @@ func (f *File) leave() {
 
 // teardown destroys what is left, newest first.
 func (f *File) teardown() {
+	u := f.ctx.Load()
+	if u != nil {
+		u.async.detach() // first: nobody reads what the objects' ends would say
+	}
 	left := f.objects.Teardown(f.destroy)
 	f.dev.logTeardown(f, len(left))
-	if u := f.ctx.Load(); u != nil {
-		u.async.detach()
+	if u != nil {
 		_ = u.hca.Close()
 	}
 	f.mu.Lock()

@@ -19,6 +19,8 @@ const (
 	sqeBytes = 128
 	rqeBytes = 32
 	sgeBytes = 16
+	// eventBytes is what an unread event costs, with the slack of its queue.
+	eventBytes = 64
 )
 
 // Bounds say how much one holder may have at a time. 0 is no bound of ours; the
@@ -77,6 +79,10 @@ type account struct {
 	pinned counter // bytes
 	depth  uint32
 	refs   int // of a user's: open files; guarded by Users.mu
+
+	// checking is held while a user's mappings are walked, one range at a time:
+	// tens of thousands of them cost the daemon's time, not the client's.
+	checking sync.Mutex
 }
 
 func newAccount(who string, b *Bounds) *account {
@@ -162,6 +168,16 @@ func (u *Users) open(uid uint32) (*account, error) {
 	return a, nil
 }
 
+// Held is the bytes of the daemon's memory behind a user's objects.
+func (u *Users) Held(uid uint32) int64 {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if a := u.users[uid]; a != nil {
+		return a.queue.now.Load()
+	}
+	return 0
+}
+
 func (u *Users) close(uid uint32, a *account) {
 	a.give(kindContext, 0)
 	u.mu.Lock()
@@ -203,6 +219,21 @@ func (f *File) takeQueue(bytes uint64) error {
 func (f *File) giveQueue(bytes uint64) {
 	f.context.queue.give(bytes)
 	f.user.queue.give(bytes)
+}
+
+// recharge changes what an object costs, if change succeeds; both are charged
+// until that is known. Nobody else does it for the object meanwhile.
+func (f *File) recharge(o *idr.Object, cost uint64, change func() error) error {
+	if err := f.takeQueue(cost); err != nil {
+		return err
+	}
+	if err := change(); err != nil {
+		f.giveQueue(cost)
+		return err
+	}
+	f.giveQueue(o.Cost)
+	o.Cost = cost
+	return nil
 }
 
 // depth is ENOMEM for a queue with more entries than one may have.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/uverbsd/uverbsd/abi"
 	"github.com/uverbsd/uverbsd/dispatch"
+	"github.com/uverbsd/uverbsd/hca"
 )
 
 // Failure class 8: each bound of a context and of a user, and that others are
@@ -96,6 +97,11 @@ func TestRow8Limits(t *testing.T) {
 			{"resize", pack(abi.CmdResizeCQ, 8, raw(abi.ResizeCQ{Response: resp, CQHandle: cq, CQE: 65})), unix.ENOMEM},
 			{"resize less", pack(abi.CmdResizeCQ, 8, raw(abi.ResizeCQ{Response: resp, CQHandle: cq, CQE: 64})), 0},
 			{"srq", pack(abi.CmdCreateSRQ, 16, raw(abi.CreateSRQ{Response: resp, PDHandle: pd, MaxWR: 65, MaxSGE: 1})), unix.ENOMEM},
+			{"small srq", pack(abi.CmdCreateSRQ, 16, raw(abi.CreateSRQ{Response: resp, PDHandle: pd, MaxWR: 1, MaxSGE: 32})), 0}, // handle 2
+			{"srq deeper than a queue may be", pack(abi.CmdModifySRQ, 0, raw(abi.ModifySRQ{SRQHandle: 2, AttrMask: 1, MaxWR: 65})), unix.ENOMEM},
+			{"srq that costs too much", pack(abi.CmdModifySRQ, 0, raw(abi.ModifySRQ{SRQHandle: 2, AttrMask: 1, MaxWR: 64})), unix.ENOMEM},
+			{"srq within", pack(abi.CmdModifySRQ, 0, raw(abi.ModifySRQ{SRQHandle: 2, AttrMask: 1, MaxWR: 2})), 0},
+			{"srq deeper than the device's", pack(abi.CmdModifySRQ, 0, raw(abi.ModifySRQ{SRQHandle: 2, AttrMask: 1, MaxWR: ^uint32(0)})), unix.EINVAL},
 			{"qp", pack(abi.CmdCreateQP, 32, raw(abi.CreateQP{Response: resp, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 65, MaxSendSGE: 1, QPType: 2})), unix.ENOMEM},
 			{"qp that costs too much", pack(abi.CmdCreateQP, 32, raw(abi.CreateQP{Response: resp, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 64, MaxRecvWR: 64, MaxSendSGE: 16, MaxRecvSGE: 16, QPType: 2})), unix.ENOMEM},
 			{"small qp", pack(abi.CmdCreateQP, 32, raw(abi.CreateQP{Response: resp, PDHandle: pd, SendCQHandle: cq, RecvCQHandle: cq, MaxSendWR: 4, MaxSendSGE: 1, QPType: 2})), 0},
@@ -105,6 +111,31 @@ func TestRow8Limits(t *testing.T) {
 			}
 		}
 		c.h.Release()
+		g.empty()
+	})
+	t.Run("events", func(t *testing.T) {
+		g := newRig(t)
+		c := g.client(100)
+		async := g.opened[int(c.context().AsyncFD)]
+		pd, cq := c.pd(), c.cq(-1)
+		for range 4 {
+			qp := c.qp(pd, cq, hca.QPTypeRC)
+			c.connect(qp.QPHandle, qp.QPN, 1)
+			c.cmd(0, abi.CmdModifyQP, 0, raw(abi.ModifyQP{QPHandle: qp.QPHandle, QPState: uint8(hca.QPSQD), EnSQDAsyncNotify: 1,
+				AttrMask: uint32(hca.QPMaskState | hca.QPMaskEnSQDAsyncNotify)}))
+		}
+		for range 2 { // two are read, two go with the file
+			r := newRequest(100)
+			async.Read(r, 16)
+			<-r.ch
+		}
+		other := g.client(200) // keeps the user's account
+		c.h.Release()
+		async.Release()
+		if n := g.users.Held(1000); n != 0 {
+			t.Errorf("%d bytes charged to the user", n)
+		}
+		other.h.Release()
 		g.empty()
 	})
 	t.Run("contexts", func(t *testing.T) {

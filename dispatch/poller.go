@@ -14,14 +14,16 @@ const (
 	missesSkip = 3
 )
 
-// poller holds the one POLL_CQ that waits on a CQ. A late interrupt may end a
-// later wait early: that client is then told "none", which it may be told at any
-// time.
+// poller holds the one POLL_CQ that waits on a CQ. That there is nothing was
+// written into the client before it began to wait: so the waits of all clients
+// can be ended by one goroutine, which no client's memory can hold up. A late
+// interrupt may end a later wait early: that client is then told "none", which
+// it may be told at any time.
 type poller struct {
 	sys       System
 	cq        hca.CQ
 	sweeper   *sweeper
-	interrupt func() // finish, made once
+	interrupt func() // end, made once
 
 	// mu guards the members below; r is nil when no request waits. Leaf.
 	mu     sync.Mutex
@@ -37,15 +39,25 @@ type poller struct {
 
 func (p *poller) init(d *Device, cq hca.CQ) {
 	p.sys, p.cq, p.sweeper = d.cfg.System, cq, &d.sweeper
-	p.interrupt = p.finish
+	p.interrupt = p.end
 }
 
-// park takes over r's answer. False: it did not, since there is something to
-// poll, another request waits, or this one should not.
-func (p *poller) park(r Request, tid, size int, resp uint64, ne uint32) bool {
+// wants says whether an empty poll is to wait.
+func (p *poller) wants() bool {
 	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.r != nil || p.skip > 0 {
 		p.skip = max(p.skip-1, 0)
+		return false
+	}
+	return true
+}
+
+// park takes over r's answer; its client has been told that there is nothing.
+// False: it did not, since there is something to poll or another request waits.
+func (p *poller) park(r Request, tid, size int, resp uint64, ne uint32) bool {
+	p.mu.Lock()
+	if p.r != nil {
 		p.mu.Unlock()
 		return false
 	}
@@ -64,11 +76,8 @@ func (p *poller) park(r Request, tid, size int, resp uint64, ne uint32) bool {
 		p.r = nil
 	}
 	p.mu.Unlock()
-	return !mine // finish was quicker and has answered
+	return !mine // it was ended quicker and has its answer
 }
-
-// Wake is called by the CQ when a completion is there.
-func (p *poller) Wake() { p.finish() }
 
 // expire ends wait seq, if it is the one that goes on.
 func (p *poller) expire(seq uint64) {
@@ -76,29 +85,41 @@ func (p *poller) expire(seq uint64) {
 	due := p.seq == seq && p.r != nil
 	p.mu.Unlock()
 	if due {
-		p.finish()
+		p.end()
 	}
 }
 
-// finish answers the request that waits, if one does, with what there is.
-func (p *poller) finish() {
+// end answers the request that waits, if one does: there was nothing.
+func (p *poller) end() {
 	p.mu.Lock()
-	r, tid, size, resp, ne := p.r, p.tid, p.size, p.resp, p.ne
+	r, size := p.r, p.size
 	p.r = nil
+	if r != nil {
+		if p.misses++; p.misses >= missesMax {
+			p.skip = missesSkip
+		}
+	}
 	p.mu.Unlock()
 	if r == nil {
 		return
 	}
 	p.cq.Cancel(p)
-	n, err := deliverWC(p.sys, r, tid, p.cq, resp, ne, true)
+	r.ReplyWrite(size)
+}
+
+// Wake is called by the CQ when a completion is there, on the goroutine of
+// whoever made it. It answers the request that waits, if one does, with what
+// there is.
+func (p *poller) Wake() {
 	p.mu.Lock()
-	if n > 0 {
-		p.misses, p.skip = 0, 0
-	} else if p.misses++; p.misses >= missesMax {
-		p.skip = missesSkip
-	}
+	r, tid, size, resp, ne := p.r, p.tid, p.size, p.resp, p.ne
+	p.r, p.misses, p.skip = nil, 0, 0
 	p.mu.Unlock()
-	if err != nil {
+	if r == nil {
+		return
+	}
+	p.cq.Cancel(p)
+	if _, err := deliverWC(p.sys, r, tid, p.cq, resp, ne, true); err != nil {
 		r.ReplyError(errnoOf(err))
 		return
 	}

@@ -2,7 +2,6 @@ package dispatch
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 
 	"github.com/uverbsd/uverbsd/abi"
@@ -25,7 +24,8 @@ type xrcDomain struct {
 	file  ClientFile // keeps the inode; nil for a file's own domain
 	opens int        // guarded by xrcdTable.mu
 
-	// mu guards targets and what is in them. Leaf.
+	// mu guards targets and what is in them. Events are pushed under it: inside
+	// nothing, outside eventFile.mu.
 	mu      sync.Mutex
 	targets map[uint32]*targetQP // by QP number (ib_xrcd.tgt_qps)
 }
@@ -41,21 +41,28 @@ func (o *xrcdObject) close() error { return o.table.leave(o.domain) }
 
 // leave drops one open of d; the last one ends it.
 func (t *xrcdTable) leave(d *xrcDomain) error {
+	last, err := t.leaveLast(d)
+	if last && d.file != nil {
+		d.file.Close() // not under the lock: it may be the last of a large file
+	}
+	return err
+}
+
+func (t *xrcdTable) leaveLast(d *xrcDomain) (last bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if d.opens > 1 {
 		d.opens--
-		return nil
+		return false, nil
 	}
 	if err := d.hca.Close(); err != nil {
-		return err
+		return false, err
 	}
 	d.opens--
 	if d.file != nil {
 		delete(t.domains, d.file.Key())
-		d.file.Close()
 	}
-	return nil
+	return true, nil
 }
 
 // noFile is the descriptor number of a domain without a file.
@@ -127,14 +134,27 @@ type targetQP struct {
 	opens  []*qpObject // guarded by domain.mu
 }
 
-// QPEvent goes to every handle (__ib_shared_qp_event_handler).
+// QPEvent goes to every handle (__ib_shared_qp_event_handler), under the lock, so
+// that none is told after it has left.
 func (t *targetQP) QPEvent(ev hca.EventType) {
 	t.domain.mu.Lock()
-	opens := slices.Clone(t.opens)
-	t.domain.mu.Unlock()
-	for _, o := range opens {
+	defer t.domain.mu.Unlock()
+	for _, o := range t.opens {
 		o.QPEvent(ev)
 	}
+}
+
+func (t *targetQP) joinLocked(o *qpObject) {
+	o.place = len(t.opens)
+	t.opens = append(t.opens, o)
+}
+
+func (t *targetQP) partLocked(o *qpObject) {
+	last := len(t.opens) - 1
+	t.opens[o.place] = t.opens[last]
+	t.opens[o.place].place = o.place
+	t.opens[last] = nil
+	t.opens = t.opens[:last]
 }
 
 // createQP makes a target QP with its first handle.
@@ -173,7 +193,7 @@ func openQP(c *call, in *abi.OpenQP, out *abi.CreateQPResp) error {
 	d.mu.Lock()
 	t := d.targets[in.QPN]
 	if t != nil {
-		t.opens = append(t.opens, qp)
+		t.joinLocked(qp)
 	}
 	d.mu.Unlock()
 	if t == nil {
@@ -190,7 +210,7 @@ func openQP(c *call, in *abi.OpenQP, out *abi.CreateQPResp) error {
 func (t *targetQP) leave(o *qpObject) error {
 	d := t.domain
 	d.mu.Lock()
-	t.opens = slices.DeleteFunc(t.opens, func(x *qpObject) bool { return x == o })
+	t.partLocked(o)
 	last := len(t.opens) == 0
 	if last {
 		delete(d.targets, t.hca.Num()) // nobody opens it any more
@@ -202,7 +222,7 @@ func (t *targetQP) leave(o *qpObject) error {
 	err := t.hca.Close()
 	if err != nil {
 		d.mu.Lock()
-		t.opens = append(t.opens, o)
+		t.joinLocked(o)
 		d.targets[t.hca.Num()] = t
 		d.mu.Unlock()
 	}

@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -436,5 +438,41 @@ func TestNoAllocations(t *testing.T) {
 		}); n != 0 {
 			t.Errorf("%s: %v allocations", name, n)
 		}
+	}
+}
+
+// The thread that opened the device may end before the others: what is mapped is then asked of one that lives.
+func TestOpenerGone(t *testing.T) {
+	type opened struct {
+		p   *Process
+		tid int
+		err error
+	}
+	ch, end := make(chan opened), make(chan struct{})
+	var opener func()
+	opener = func() { // never unlocked: the OS thread ends with it
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() { // the runtime would not end this one
+			go opener()
+			<-end
+			return
+		}
+		p, err := OpenProcess(unix.Gettid())
+		ch <- opened{p, unix.Gettid(), err}
+	}
+	go opener()
+	o := <-ch
+	close(end)
+	wantError(t, o.err, nil)
+	defer o.p.Put()
+	eventually(t, "the thread is gone", func() bool { return memberOf(unix.Getpid(), o.tid) == unix.ESRCH })
+	mem, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	wantError(t, err, nil)
+	defer unix.Munmap(mem)
+	addr := uint64(uintptr(unsafe.Pointer(&mem[0])))
+	o.p.noQuery = true // Linux before 6.11
+	for range 2 {
+		wantError(t, o.p.CheckRange(addr, 1, false), nil)
+		wantError(t, o.p.CheckRange(addr, 1, true), unix.EFAULT)
 	}
 }

@@ -1,6 +1,8 @@
 package caller
 
 import (
+	"os"
+	"strconv"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -34,11 +36,42 @@ func (p *Process) CheckRange(addr, length uint64, write bool) error {
 	}
 	if err == unix.ENOTTY {
 		err = p.checkByMaps(addr, addr+length, write)
+		if err == unix.ESRCH && p.Alive() && p.reopenMaps() == nil {
+			err = p.checkByMaps(addr, addr+length, write)
+		}
 	}
 	if err != 0 {
 		return opError("check range of process", p.pid, err)
 	}
 	return nil
+}
+
+// reopenMaps opens the maps file of a thread that lives: a read of it looks for the task that it was opened by (m_start in
+// fs/proc/task_mmu.c), and that thread may be gone while the others go on. What is mapped in another image, should they
+// have exec'ed since, does no harm: the memory that we hold is gone then.
+func (p *Process) reopenMaps() error {
+	dir := "/proc/" + strconv.Itoa(p.pid) + "/task"
+	threads, err := os.ReadDir(dir)
+	if err != nil {
+		return goneError(err)
+	}
+	for _, t := range threads {
+		fd, err := openProc(dir+"/"+t.Name()+"/maps", unix.O_RDONLY)
+		if err != nil {
+			continue
+		}
+		var b [1]byte
+		if n, err := unix.Pread(fd, b[:], 0); err != nil || n == 0 { // a leader that has ended
+			_ = unix.Close(fd)
+			continue
+		}
+		p.mapsMu.Lock()
+		old := p.maps
+		p.maps = fd
+		p.mapsMu.Unlock()
+		return unix.Close(old)
+	}
+	return unix.ESRCH
 }
 
 // checkByQuery asks for one mapping after another; a hole or a mapping without the permission is ENOENT.
