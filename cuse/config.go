@@ -34,8 +34,8 @@ const (
 	// that as many users have to block theirs on purpose to hold up others.
 	userRunningShare = 8
 
-	// newcomerShare: this share of Readers is kept for users of whom no handler
-	// runs, so that those who have many cannot keep them out together.
+	// newcomerShare: this share of Readers is kept for users of whom one handler
+	// runs at most, so that those who have many cannot keep them out together.
 	newcomerShare = 4
 
 	// parkedBytesMax bounds the copies kept for one user: parked requests and

@@ -190,10 +190,11 @@ func (s *Session) mayRunLocked(f *file) bool {
 
 // roomLocked: one worker always reads, since it is by an INTERRUPT that we hear
 // of a client's end, and by that that its stuck handlers come back; some are for
-// users of whom none runs.
+// users of whom one runs at most: to make a descriptor takes an OPEN within a
+// WRITE.
 func (s *Session) roomLocked(u *user) bool {
 	free := s.cfg.Readers - 1 - s.running
-	if u.running > 0 {
+	if u.running > 1 {
 		free -= s.cfg.Readers / newcomerShare
 	}
 	// With few workers this is too much of a good thing: one may always run.

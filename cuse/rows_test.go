@@ -507,3 +507,50 @@ func TestRow36FloodOfBytes(t *testing.T) {
 	}
 	eventually(t, "nothing is left", func() bool { return k.Session.Held() == "" })
 }
+
+// Failure class 36: users who together have as many stuck handlers as they may
+// keep out neither another user nor the news of their own end.
+func TestRow36UsersTogether(t *testing.T) {
+	stuck := make(chan struct{})
+	d := &dev{write: func(_ *file, r cuse.Request, data []byte) {
+		if len(data) > 1 {
+			<-stuck
+		}
+		r.ReplyWrite(len(data))
+	}}
+	k := cusetest.New(t, d, cuse.Config{Killed: func(uint32) bool { return true }})
+	var files []*cusetest.File
+	for uid := uint32(1); uid <= 2*cuse.UserRunningShare; uid++ {
+		for n := range cuse.DefaultReaders / cuse.UserRunningShare / 4 {
+			f, errno := k.Open(1000*uid+100*uint32(n), uid, uid, 0)
+			if errno != 0 {
+				t.Fatalf("open: %v", errno)
+			}
+			files = append(files, f)
+		}
+	}
+	var pending []*cusetest.Pending
+	for _, f := range files {
+		for i := range uint32(8) {
+			pending = append(pending, f.Thread(f.TID+i).PieceAsync(0, []byte("long")))
+		}
+	}
+	victim, errno := k.Open(90000, 90, 90, 0)
+	if errno != 0 {
+		t.Fatalf("another user's open: %v", errno)
+	}
+	for range 100 {
+		if n, errno := victim.Write([]byte("x")); n != 1 || errno != 0 {
+			t.Fatalf("another user's command: %d, %v", n, errno)
+		}
+	}
+	for _, p := range pending {
+		k.Interrupt(p.Unique())
+	}
+	for _, p := range pending { // they are killed: each is answered, its handler stuck or not begun
+		if _, errno := p.Wait(); errno != unix.EINTR {
+			t.Fatalf("a killed client's command: %v", errno)
+		}
+	}
+	close(stuck)
+}
