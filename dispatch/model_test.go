@@ -30,6 +30,9 @@ type modelObject struct {
 	needs  []uint32
 	pinned uint64 // bytes
 	groups map[[18]byte]bool
+	// Of a region: the range, and whether it must be writable.
+	start, length uint64
+	write         bool
 }
 
 // lowest is the handle that the next object gets (xa_alloc).
@@ -133,7 +136,7 @@ func (m *model) learn(b []byte, errno unix.Errno) {
 		m.destroyed("srq", decode[abi.DestroyQP](body).QPHandle, errno)
 	case errno == 0:
 		m.made(num, body)
-	case errno == unix.EFAULT && num == abi.CmdReregMR:
+	case errno == unix.EFAULT && num == abi.CmdReregMR && m.reachable(body):
 		m.rereg(body) // done, and not told
 	}
 }
@@ -152,7 +155,9 @@ func (m *model) made(num uint32, body []byte) {
 		m.add("ah", out[abi.CreateAHResp](c).AHHandle, decode[abi.CreateAH](body).PDHandle)
 	case abi.CmdRegMR:
 		in := decode[abi.RegMR](body)
-		m.add("mr", out[abi.RegMRResp](c).MRHandle, in.PDHandle).pinned = pages(in.Start, in.Length)
+		o := m.add("mr", out[abi.RegMRResp](c).MRHandle, in.PDHandle)
+		o.pinned, o.start, o.length = pages(in.Start, in.Length), in.Start, in.Length
+		o.write = hca.Access(in.AccessFlags)&hca.AccessNeedsWritable != 0
 	case abi.CmdReregMR:
 		m.rereg(body)
 	case abi.CmdAllocMW:
@@ -189,6 +194,23 @@ func (m *model) made(num uint32, body []byte) {
 	}
 }
 
+// reachable says whether it was not the range that was the bad address.
+func (m *model) reachable(body []byte) bool {
+	in := decode[abi.ReregMR](body)
+	o := m.objects[in.MRHandle]
+	if o == nil || hca.ReregFlags(in.Flags)&(hca.ReregTrans|hca.ReregAccess) == 0 {
+		return o != nil
+	}
+	start, length, write := o.start, o.length, o.write
+	if hca.ReregFlags(in.Flags)&hca.ReregTrans != 0 {
+		start, length = in.Start, in.Length
+	}
+	if hca.ReregFlags(in.Flags)&hca.ReregAccess != 0 {
+		write = hca.Access(in.AccessFlags)&hca.AccessNeedsWritable != 0
+	}
+	return m.c.p.CheckRange(start, length, write) == nil
+}
+
 func (m *model) rereg(body []byte) {
 	in := decode[abi.ReregMR](body)
 	o := m.objects[in.MRHandle]
@@ -196,7 +218,10 @@ func (m *model) rereg(body []byte) {
 		m.t.Fatalf("REREG_MR of handle %d: %+v", in.MRHandle, o)
 	}
 	if hca.ReregFlags(in.Flags)&hca.ReregTrans != 0 {
-		o.pinned = pages(in.Start, in.Length)
+		o.pinned, o.start, o.length = pages(in.Start, in.Length), in.Start, in.Length
+	}
+	if hca.ReregFlags(in.Flags)&hca.ReregAccess != 0 {
+		o.write = hca.Access(in.AccessFlags)&hca.AccessNeedsWritable != 0
 	}
 	if hca.ReregFlags(in.Flags)&hca.ReregPD != 0 {
 		o.needs = []uint32{in.PDHandle}
