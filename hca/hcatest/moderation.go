@@ -179,28 +179,19 @@ func testModerationNeverLost(t *testing.T, p Pair) {
 	link(a, b)
 	cq.ReqNotify(hca.NotifyNextComp)
 	const total = 2000
-	stop := make(chan struct{})
 	var wg sync.WaitGroup
-	wg.Add(2)
-	go func() {
-		defer wg.Done()
+	wg.Go(func() {
 		for i := range uint64(total) {
 			b.postRecv(i, b.sge(0, 8))
 			a.postSend(a.send(i, 0, 8))
 			take(t, a.scq, 1)
 		}
-	}()
-	go func() {
-		defer wg.Done()
-		for i := 0; ; i++ {
-			select {
-			case <-stop:
-				return
-			default:
-				must(t, cq.Modify(uint16(i%7), uint16(20+i%50)))
-			}
-		}
-	}()
+	})
+	i := 0
+	stop := repeat(func() {
+		must(t, cq.Modify(uint16(i%7), uint16(20+i%50)))
+		i++
+	})
 	var wc [8]hca.WC
 	for got := 0; got < total; {
 		if n := cq.Poll(wc[:]); n > 0 {
@@ -209,7 +200,7 @@ func testModerationNeverLost(t *testing.T, p Pair) {
 		}
 		signal(t, h.got, "completion")
 	}
-	close(stop)
+	stop()
 	wg.Wait()
 }
 

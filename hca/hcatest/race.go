@@ -68,44 +68,54 @@ func drain(cq hca.CQ) {
 	}
 }
 
-// traffic sends in both directions until stop is closed, whatever happens.
-func traffic(a, b *end, stop chan struct{}) *sync.WaitGroup {
+// repeat runs each of fs again and again, on a goroutine of its own, until stop
+// is called, which waits for them.
+func repeat(fs ...func()) (stop func()) {
+	end := make(chan struct{})
 	var wg sync.WaitGroup
-	for _, e := range [][2]*end{{a, b}, {b, a}} {
-		from, to := e[0], e[1]
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
+	for _, f := range fs {
+		wg.Go(func() {
 			for {
 				select {
-				case <-stop:
+				case <-end:
 					return
 				default:
-				}
-				_, _ = to.qp.PostRecv([]hca.RecvWR{{SGE: []hca.SGE{to.sge(0, 5000)}}})
-				to.qp.Run()
-				_, _ = from.qp.PostSend([]hca.SendWR{from.send(1, 0, 5000), from.rdma(hca.OpRDMARead, 2, 0, to, 0, 64)})
-				from.qp.Run()
-				for _, cq := range []hca.CQ{from.scq, from.rcq, to.scq, to.rcq} {
-					drain(cq)
+					f()
 				}
 			}
-		}()
+		})
 	}
-	return &wg
+	return func() {
+		close(end)
+		wg.Wait()
+	}
+}
+
+// traffic sends in both directions until stop is called, whatever happens.
+func traffic(a, b *end) (stop func()) {
+	send := func(from, to *end) func() {
+		return func() {
+			_, _ = to.qp.PostRecv([]hca.RecvWR{{SGE: []hca.SGE{to.sge(0, 5000)}}})
+			to.qp.Run()
+			_, _ = from.qp.PostSend([]hca.SendWR{from.send(1, 0, 5000), from.rdma(hca.OpRDMARead, 2, 0, to, 0, 64)})
+			from.qp.Run()
+			for _, cq := range []hca.CQ{from.scq, from.rcq, to.scq, to.rcq} {
+				drain(cq)
+			}
+		}
+	}
+	return repeat(send(a, b), send(b, a))
 }
 
 func testDestroyInTraffic(t *testing.T, p Pair) {
 	for range *roundsFlag / 10 {
 		a, b := pair(t, p, defaults())
-		stop := make(chan struct{})
-		wg := traffic(a, b, stop)
+		stop := traffic(a, b)
 		must(t, a.qp.Close())
 		drain(a.scq)
 		drain(a.rcq)
 		must(t, b.qp.Close())
-		close(stop)
-		wg.Wait()
+		stop()
 		drain(a.scq)
 		drain(b.rcq)
 		a.qp.Run() // of a closed QP: nothing
@@ -115,8 +125,7 @@ func testDestroyInTraffic(t *testing.T, p Pair) {
 
 func testErrInTraffic(t *testing.T, p Pair) {
 	a, b := pair(t, p, defaults())
-	stop := make(chan struct{})
-	wg := traffic(a, b, stop)
+	stop := traffic(a, b)
 	for i := range *roundsFlag / 5 {
 		e := []*end{a, b}[i%2]
 		_ = e.qp.Modify(&hca.QPAttr{State: errS}, hca.QPMaskState)
@@ -124,33 +133,28 @@ func testErrInTraffic(t *testing.T, p Pair) {
 		b.setState(rst)
 		link(a, b)
 	}
-	close(stop)
-	wg.Wait()
+	stop()
 	works(t, p)
 }
 
 func testDeregInTraffic(t *testing.T, p Pair) {
 	for range *roundsFlag / 10 {
 		a, b := pair(t, p, defaults())
-		stop := make(chan struct{})
-		wg := traffic(a, b, stop)
+		stop := traffic(a, b)
 		must(t, a.mr.Close())
 		n := a.mem.calls.Load()
 		must(t, b.mr.Close())
 		if m := a.mem.calls.Load(); m != n {
 			t.Errorf("%d accesses after the close of the region", m-n)
 		}
-		close(stop)
-		wg.Wait()
+		stop()
 	}
 }
 
 // testConcurrentVerbs calls everything on one QP and its CQ at once.
 func testConcurrentVerbs(t *testing.T, p Pair) {
 	a, b := pair(t, p, defaults())
-	stop := make(chan struct{})
-	wg := traffic(a, b, stop)
-	for _, f := range []func(){
+	stop, stopVerbs := traffic(a, b), repeat(
 		func() { a.qp.Query() },
 		func() { _ = a.qp.Modify(&hca.QPAttr{MinRNRTimer: 3}, hca.QPMaskMinRNRTimer) },
 		func() { _ = a.scq.Resize(600) },
@@ -168,25 +172,12 @@ func testConcurrentVerbs(t *testing.T, p Pair) {
 			default:
 			}
 		},
-	} {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					f()
-				}
-			}
-		}()
-	}
+	)
 	for range *roundsFlag {
 		_ = a.qp.Modify(&hca.QPAttr{State: hca.QPSQD}, hca.QPMaskState)
 		_ = a.qp.Modify(&hca.QPAttr{State: hca.QPRTS}, hca.QPMaskState)
 		a.qp.Run()
 	}
-	close(stop)
-	wg.Wait()
+	stopVerbs()
+	stop()
 }

@@ -1,7 +1,6 @@
 package hcatest
 
 import (
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -155,21 +154,10 @@ func testReregInTraffic(t *testing.T, p Pair) {
 	mr, err := b.pd.RegMR(hca.MRInit{Mem: in.Mem, Start: in.Start, Length: in.Length, IOVA: in.IOVA, Access: allAcc})
 	must(t, err)
 	w := withKey(a.rdma(hca.OpRDMAWrite, 1, 0, b, 0, 4096), memBase, mr)
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	wg.Add(1)
-	go func() {
-		defer wg.Done()
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-				a.postSend(w)
-				one(t, a.scq, 1, hca.WCSuccess)
-			}
-		}
-	}()
+	stop := repeat(func() {
+		a.postSend(w)
+		one(t, a.scq, 1, hca.WCSuccess)
+	})
 	for i := range *roundsFlag {
 		old, now := mems[i%2], mems[(i+1)%2]
 		mr, err = mr.Rereg(to(now))
@@ -182,8 +170,7 @@ func testReregInTraffic(t *testing.T, p Pair) {
 			t.Errorf("%d accesses through the old translation", m-n)
 		}
 	}
-	close(stop)
-	wg.Wait()
+	stop()
 	must(t, mr.Close())
 	for _, m := range mems {
 		if n := m.outside.Load(); n != 0 {

@@ -1,7 +1,6 @@
 package hcatest
 
 import (
-	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -383,25 +382,14 @@ func testXRCBlocked(t *testing.T, p Pair) {
 func testXRCInTraffic(t *testing.T, p Pair) {
 	for i := range *roundsFlag / 10 {
 		a, b := xrcPair(t, p)
-		stop := make(chan struct{})
-		var wg sync.WaitGroup
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				_, _ = b.srq.PostRecv([]hca.RecvWR{{SGE: []hca.SGE{b.sge(0, 5000)}}})
-				b.srq.Run()
-				_, _ = a.qp.PostSend([]hca.SendWR{a.send(1, 0, 5000), a.rdma(hca.OpRDMARead, 2, 0, b, 0, 64)})
-				a.qp.Run()
-				drain(a.scq)
-				drain(b.rcq)
-			}
-		}()
+		stop := repeat(func() {
+			_, _ = b.srq.PostRecv([]hca.RecvWR{{SGE: []hca.SGE{b.sge(0, 5000)}}})
+			b.srq.Run()
+			_, _ = a.qp.PostSend([]hca.SendWR{a.send(1, 0, 5000), a.rdma(hca.OpRDMARead, 2, 0, b, 0, 64)})
+			a.qp.Run()
+			drain(a.scq)
+			drain(b.rcq)
+		})
 		if i%2 == 0 {
 			must(t, b.srq.Close())
 			n := b.mem.calls.Load()
@@ -413,8 +401,7 @@ func testXRCInTraffic(t *testing.T, p Pair) {
 			must(t, b.qp.Close())
 			must(t, b.srq.Close())
 		}
-		close(stop)
-		wg.Wait()
+		stop()
 	}
 	works(t, p)
 }
