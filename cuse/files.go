@@ -256,17 +256,19 @@ func (s *Session) finishLocked(st *request) {
 	s.dropLocked(st)
 	s.pumpLocked(f)
 	for n := len(u.waiting); n > 0 && u.running < s.cfg.userRunningMax(); n-- {
-		g := u.waiting[0]
-		u.waiting = u.waiting[1:]
-		g.waiting = false
-		s.pumpLocked(g)
+		s.resumeLocked(&u.waiting)
 	}
 	for n := len(s.waiting); n > 0 && s.running < s.cfg.Readers-1; n-- {
-		g := s.waiting[0]
-		s.waiting = s.waiting[1:]
-		g.waiting = false
-		s.pumpLocked(g)
+		s.resumeLocked(&s.waiting)
 	}
+}
+
+// resumeLocked lets the file that has waited longest in list try again.
+func (s *Session) resumeLocked(list *[]*file) {
+	f := (*list)[0]
+	*list = (*list)[1:]
+	f.waiting = false
+	s.pumpLocked(f)
 }
 
 // releaseLocked ends a file: what is half received goes. by is the RELEASE, which

@@ -184,7 +184,7 @@ func createAH(c *call, in *abi.CreateAH, out *abi.CreateAHResp) error {
 	if in.Attr.PortNum == 0 || in.Attr.PortNum > c.f.dev.cfg.HCA.Attr().PhysPortCnt {
 		return unix.EINVAL // rdma_is_port_valid
 	}
-	pdo, pd, err := c.pd(in.PDHandle)
+	pd, err := c.pd(in.PDHandle)
 	if err != nil {
 		return err
 	}
@@ -196,7 +196,7 @@ func createAH(c *call, in *abi.CreateAH, out *abi.CreateAHResp) error {
 	if err != nil {
 		return err
 	}
-	o.Value = &ahObject{parents: need(pdo), hca: ah}
+	o.Value = &ahObject{parents: c.need(), hca: ah}
 	out.AHHandle = o.ID()
 	return nil
 }

@@ -61,7 +61,7 @@ func regMR(c *call, in *abi.RegMR, out *abi.RegMRResp) error {
 	if err != nil {
 		return err
 	}
-	pdo, pd, err := c.pd(in.PDHandle)
+	pd, err := c.pd(in.PDHandle)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func regMR(c *call, in *abi.RegMR, out *abi.RegMRResp) error {
 		return err
 	}
 	c.f.proc.Get()
-	o.Value = &mrObject{parents: need(pdo), f: c.f, hca: mr, charge: charge, access: access, start: in.Start, length: in.Length}
+	o.Value = &mrObject{parents: c.need(), f: c.f, hca: mr, charge: charge, access: access, start: in.Start, length: in.Length}
 	*out = abi.RegMRResp{MRHandle: o.ID(), LKey: mr.LKey(), RKey: mr.RKey()}
 	return nil
 }
@@ -108,21 +108,9 @@ func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
 			return err
 		}
 	}
-	needed := mr.parents
 	if flags&hca.ReregPD != 0 {
-		pdo, pd, err := c.pd(in.PDHandle)
-		if err != nil {
+		if how.PD, err = c.pd(in.PDHandle); err != nil {
 			return err
-		}
-		how.PD = pd
-		needed = need(pdo)
-	}
-	// unref lets go of the PD that is not the region's, if there are two.
-	unref := func(gone parents) {
-		if flags&hca.ReregPD != 0 {
-			for _, p := range gone {
-				p.Unref()
-			}
 		}
 	}
 	charge := mr.charge
@@ -131,27 +119,28 @@ func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
 		// Both ranges are charged for a moment, as in the drivers that pin the
 		// new one first.
 		if charge, err = c.pinRange(in.Start, in.Length, in.HCAVA, how.Access); err != nil {
-			unref(needed)
 			return err
 		}
 		how.Mem, how.Start, how.Length, how.IOVA = c.f.proc, in.Start, in.Length, in.HCAVA
 	case how.Access&hca.AccessNeedsWritable != 0 && mr.access&hca.AccessNeedsWritable == 0:
 		// A region that was only read is to be written: may its owner?
 		if err := c.checkRange(mr.start, mr.length, how.Access); err != nil {
-			unref(needed)
 			return err
 		}
 	}
 	made, err := mr.hca.Rereg(how)
 	if err != nil {
-		unref(needed)
 		if flags&hca.ReregTrans != 0 {
 			c.f.unpin(&charge)
 		}
 		return err
 	}
-	unref(mr.parents)
-	mr.hca, mr.access, mr.parents = made, how.Access, needed
+	mr.hca, mr.access = made, how.Access
+	if flags&hca.ReregPD != 0 {
+		old := mr.parents
+		mr.parents = c.need() // the new PD, which the command keeps from going
+		old.release()
+	}
 	if flags&hca.ReregTrans != 0 {
 		c.f.unpin(&mr.charge)
 		mr.charge, mr.start, mr.length = charge, in.Start, in.Length
@@ -161,7 +150,7 @@ func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
 }
 
 func allocMW(c *call, in *abi.AllocMW, out *abi.AllocMWResp) error {
-	pdo, pd, err := c.pd(in.PDHandle)
+	pd, err := c.pd(in.PDHandle)
 	if err != nil {
 		return err
 	}
@@ -177,7 +166,7 @@ func allocMW(c *call, in *abi.AllocMW, out *abi.AllocMWResp) error {
 	if err != nil {
 		return err
 	}
-	o.Value = &mwObject{parents: need(pdo), hca: mw}
+	o.Value = &mwObject{parents: c.need(), hca: mw}
 	*out = abi.AllocMWResp{MWHandle: o.ID(), RKey: mw.RKey()}
 	return nil
 }

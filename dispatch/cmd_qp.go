@@ -88,14 +88,16 @@ func (c *call) makeQP(in *abi.ExCreateQP, out *abi.CreateQPResp) error {
 		}
 		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0
 	}
-	var needed qpNeeds
+	var pd hca.PD
+	var domain *xrcDomain // instead of a PD, for an XRC target
 	if typ == hca.QPTypeXRCTgt {
 		init.Cap = hca.QPCap{}
-		err = needed.target(c, in.PDHandle)
-	} else {
-		err = needed.initiator(c, in, &init)
-	}
-	if err != nil {
+		xo, err := c.useXRCD(in.PDHandle)
+		if err != nil {
+			return err
+		}
+		domain = xo.Value.(*xrcdObject).domain
+	} else if pd, err = c.queuesOf(in, &init); err != nil {
 		return err
 	}
 	if in.CreateFlags&^abi.QPCreateUserFlags != 0 {
@@ -118,18 +120,18 @@ func (c *call) makeQP(in *abi.ExCreateQP, out *abi.CreateQPResp) error {
 	if err != nil {
 		return err
 	}
-	if needed.domain != nil {
-		qp.target, err = needed.domain.createQP(qp)
+	if domain != nil {
+		qp.target, err = domain.createQP(qp)
 		if err == nil {
 			qp.hca = qp.target.hca
 		}
 	} else {
-		qp.hca, err = needed.pd.CreateQP(init)
+		qp.hca, err = pd.CreateQP(init)
 	}
 	if err != nil {
 		return err
 	}
-	qp.parents = need(append([]*idr.Object(nil), needed.objects[:needed.n]...)...)
+	qp.parents = c.need()
 	o.Value = qp
 	got := qp.hca.Cap()
 	*out = abi.CreateQPResp{
@@ -140,65 +142,37 @@ func (c *call) makeQP(in *abi.ExCreateQP, out *abi.CreateQPResp) error {
 	return nil
 }
 
-// qpNeeds are the objects that a QP is made from.
-type qpNeeds struct {
-	objects [4]*idr.Object
-	n       int
-	pd      hca.PD
-	domain  *xrcDomain // instead of a PD, for an XRC target
-}
-
-func (q *qpNeeds) add(o *idr.Object) { q.objects[q.n] = o; q.n++ }
-
-func (q *qpNeeds) target(c *call, xrcd uint32) error {
-	o, err := c.useXRCD(xrcd)
-	if err != nil {
-		return err
-	}
-	q.add(o)
-	q.domain = o.Value.(*xrcdObject).domain
-	return nil
-}
-
-// initiator looks up what any QP but an XRC target has.
-func (q *qpNeeds) initiator(c *call, in *abi.ExCreateQP, init *hca.QPInit) error {
+// queuesOf looks up what any QP but an XRC target is made from: its queues, which
+// it notes in init, and the PD.
+func (c *call) queuesOf(in *abi.ExCreateQP, init *hca.QPInit) (hca.PD, error) {
 	receives := init.Type != hca.QPTypeXRCIni
 	if receives && in.IsSRQ != 0 {
 		o, err := c.use(kindSRQ, in.SRQHandle)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		srq := o.Value.(*srqObject)
 		if srq.typ == hca.SRQXRC {
-			return unix.EINVAL
+			return nil, unix.EINVAL
 		}
 		init.SRQ = srq.hca
 		init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE = 0, 0 // ignored with an SRQ
-		q.add(o)
 	}
 	send, err := c.use(kindCQ, in.SendCQHandle)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	q.add(send)
 	init.SendCQ = send.Value.(*cqObject).hca
 	if receives {
 		recv := send
 		if in.RecvCQHandle != in.SendCQHandle {
 			if recv, err = c.use(kindCQ, in.RecvCQHandle); err != nil {
-				return err
+				return nil, err
 			}
-			q.add(recv)
 		}
 		init.RecvCQ = recv.Value.(*cqObject).hca
 	}
-	pdo, pd, err := c.pd(in.PDHandle)
-	if err != nil {
-		return err
-	}
-	q.add(pdo)
-	q.pd = pd
-	return nil
+	return c.pd(in.PDHandle)
 }
 
 // qpBytes is what a QP's queues cost.

@@ -46,8 +46,6 @@ func (c *call) makeSRQ(in *abi.CreateXSRQ, out *abi.CreateSRQResp) error {
 	}
 	srq := &srqObject{typ: hca.SRQType(in.SRQType), user: in.UserHandle, async: u.async, maxSGE: in.MaxSGE}
 	init := hca.SRQInit{MaxWR: in.MaxWR, MaxSGE: in.MaxSGE, Limit: in.SRQLimit, Handler: srq}
-	var needed [3]*idr.Object
-	n := 0
 	switch srq.typ {
 	case hca.SRQBasic:
 	case hca.SRQXRC:
@@ -63,15 +61,13 @@ func (c *call) makeSRQ(in *abi.CreateXSRQ, out *abi.CreateSRQResp) error {
 			return err
 		}
 		init.XRCD, init.CQ = xo.Value.(*xrcdObject).domain.hca, co.Value.(*cqObject).hca
-		needed[0], needed[1], n = xo, co, 2
 	default:
 		return unix.EOPNOTSUPP // tag matching, and what the kernel leaves to drivers to refuse
 	}
-	pdo, pd, err := c.pd(in.PDHandle)
+	pd, err := c.pd(in.PDHandle)
 	if err != nil {
 		return err
 	}
-	needed[n] = pdo
 	if a := c.f.dev.cfg.HCA.Attr(); in.MaxWR > a.MaxSRQWR || in.MaxSGE > a.MaxSRQSGE {
 		return unix.EINVAL // before it could be ENOMEM of our own bounds
 	}
@@ -86,7 +82,7 @@ func (c *call) makeSRQ(in *abi.CreateXSRQ, out *abi.CreateSRQResp) error {
 	if err != nil {
 		return err
 	}
-	srq.parents = need(append([]*idr.Object(nil), needed[:n+1]...)...)
+	srq.parents = c.need()
 	o.Value = srq
 	got := srq.hca.Attr()
 	*out = abi.CreateSRQResp{SRQHandle: o.ID(), MaxWR: got.MaxWR, MaxSGE: got.MaxSGE, SRQN: srq.hca.Num()}

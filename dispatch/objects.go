@@ -1,6 +1,8 @@
 package dispatch
 
 import (
+	"slices"
+
 	"github.com/uverbsd/uverbsd/abi"
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/idr"
@@ -32,8 +34,8 @@ var kindNames = [numKinds]string{
 type object interface {
 	// close destroys the driver's object. If it fails nothing has changed.
 	close() error
-	// needs are the objects that it kept from being destroyed.
-	needs() []*idr.Object
+	// release lets go of the objects that it kept from being destroyed.
+	release()
 }
 
 // destroy closes o and lets go of what it needed. It is the one way out of
@@ -43,9 +45,7 @@ func (f *File) destroy(o *idr.Object) error {
 	if err := v.close(); err != nil {
 		return err
 	}
-	for _, n := range v.needs() {
-		n.Unref()
-	}
+	v.release()
 	f.give(o.Kind(), o.Cost)
 	return nil
 }
@@ -53,14 +53,20 @@ func (f *File) destroy(o *idr.Object) error {
 // parents is embedded by objects that need others.
 type parents []*idr.Object
 
-func (p parents) needs() []*idr.Object { return p }
+func (p parents) release() {
+	for _, o := range p {
+		o.Unref()
+	}
+}
 
-// need takes a Ref on each of objs, for the object that holds the result.
-func need(objs ...*idr.Object) parents {
-	for _, o := range objs {
+// need takes a Ref on each object that the command uses, for the one that it
+// makes, which holds the result: what a command looks up to make an object is
+// what that needs.
+func (c *call) need() parents {
+	for _, o := range c.used {
 		o.Ref()
 	}
-	return objs
+	return slices.Clone(c.used)
 }
 
 type pdObject struct {
@@ -104,12 +110,12 @@ type ahObject struct {
 func (o *ahObject) close() error { return o.hca.Close() }
 
 // pd looks a PD handle up and keeps it from going while the command runs.
-func (c *call) pd(handle uint32) (*idr.Object, hca.PD, error) {
+func (c *call) pd(handle uint32) (hca.PD, error) {
 	o, err := c.use(kindPD, handle)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return o, o.Value.(*pdObject).hca, nil
+	return o.Value.(*pdObject).hca, nil
 }
 
 // destroyer is the handler of a command that only destroys.

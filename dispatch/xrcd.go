@@ -199,7 +199,7 @@ func openQP(c *call, in *abi.OpenQP, out *abi.CreateQPResp) error {
 	if t == nil {
 		return unix.EINVAL
 	}
-	qp.hca, qp.target, qp.parents = t.hca, t, need(xo)
+	qp.hca, qp.target, qp.parents = t.hca, t, c.need()
 	o.Value = qp
 	*out = abi.CreateQPResp{QPHandle: o.ID(), QPN: in.QPN}
 	return nil

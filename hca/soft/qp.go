@@ -111,7 +111,6 @@ var _ hca.QP = (*QP)(nil)
 const (
 	qptRawIPv6      = 5
 	qptRawEthertype = 6
-	qptDriver       = 0xff
 )
 
 // checkType is the switch of rvt_create_qp and rxe_qp_chk_init, whose default is
@@ -121,7 +120,7 @@ func checkType(t hca.QPType) error {
 	switch t {
 	case hca.QPTypeRC, hca.QPTypeUC, hca.QPTypeUD, hca.QPTypeXRCIni:
 		return nil
-	case hca.QPTypeRawPacket, qptRawIPv6, qptRawEthertype, qptDriver:
+	case hca.QPTypeRawPacket, qptRawIPv6, qptRawEthertype, hca.QPTypeDriver:
 		return fmt.Errorf("type %d: %w", t, eopnotsupp)
 	}
 	return fmt.Errorf("type %d: %w", t, einval)
