@@ -75,3 +75,17 @@ func TestReadBehind(t *testing.T) {
 	c.expect("done")
 	wantError(t, Thread(unix.Gettid()).ReadBehind(64, b), unix.EFAULT) // in no such call
 }
+
+// A request can be looked at before its thread has fallen asleep.
+func TestReadBehindBeforeTheSleep(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	wantError(t, unix.Mkfifo(fifo, 0o600), nil)
+	c := startClient(t, "behind", fifo)
+	c.expect("running")
+	b := make([]byte, 6)
+	wantError(t, Thread(c.pid()).ReadBehind(8, b), nil)
+	if string(b) != "behind" {
+		t.Errorf("read %q", b)
+	}
+	c.stop()
+}

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -56,19 +58,39 @@ func (t Thread) Write(b []byte, addr uint64) error {
 	return nil
 }
 
+const (
+	// callPatience bounds the wait for a thread that has sent its request and is not asleep yet: it is on its way, at worst
+	// without a processor for a while. callPause is between two looks.
+	callPatience = time.Second
+	callPause    = 200 * time.Microsecond
+)
+
 // ReadBehind fills b from behind the first written bytes of the buffer of the write(2) that the thread is in: old rdma-core
 // says too small a count, and the kernel reads on. EFAULT when it is in no such call, or the memory cannot be read.
 func (t Thread) ReadBehind(written int, b []byte) error {
-	text, err := os.ReadFile("/proc/" + strconv.Itoa(int(t)) + "/syscall")
+	text, err := t.systemCall()
 	if err != nil {
-		return opError("system call of thread", int(t), goneError(err))
+		return opError("system call of thread", int(t), err)
 	}
 	var nr int64
 	var fd, buf, count uint64
-	if n, _ := fmt.Sscanf(string(text), "%d 0x%x 0x%x 0x%x", &nr, &fd, &buf, &count); n != 4 || nr != unix.SYS_WRITE || count != uint64(written) {
+	if n, _ := fmt.Sscanf(text, "%d 0x%x 0x%x 0x%x", &nr, &fd, &buf, &count); n != 4 || nr != unix.SYS_WRITE || count != uint64(written) {
 		return opError("system call of thread", int(t), unix.EFAULT)
 	}
 	return t.Read(b, buf+uint64(written))
+}
+
+// systemCall is /proc/TID/syscall once the thread sleeps in one; until then it says "running".
+func (t Thread) systemCall() (string, error) {
+	for end := time.Now().Add(callPatience); ; time.Sleep(callPause) {
+		text, err := os.ReadFile("/proc/" + strconv.Itoa(int(t)) + "/syscall")
+		if err != nil {
+			return "", goneError(err)
+		}
+		if !strings.HasPrefix(string(text), "running") || time.Now().After(end) {
+			return string(text), nil
+		}
+	}
 }
 
 // maxUserAddr is above every user address of every architecture and fits a signed file offset, which is what pread on

@@ -160,6 +160,16 @@ int main(int argc, char **argv)
 		long r;
 		__asm__ volatile("int $0x80" : "=a"(r) : "a"(4L), "b"((long)fd), "c"(low), "d"(64L) : "memory", "r8", "r9", "r10", "r11");
 		printf("result %ld\n", r); fflush(stdout);
+	} else if (!strcmp(mode, "behind")) { // runs for a while before it sleeps in a write to a full fifo
+		struct timespec t, now;
+		fcntl(fd, F_SETFL, O_NONBLOCK);
+		while (write(fd, stack, sizeof stack) > 0) {}
+		fcntl(fd, F_SETFL, 0);
+		printf("running\n"); fflush(stdout);
+		clock_gettime(CLOCK_MONOTONIC, &t);
+		do clock_gettime(CLOCK_MONOTONIC, &now);
+		while ((now.tv_sec - t.tv_sec) * 1000000000L + now.tv_nsec - t.tv_nsec < 50000000L);
+		write(fd, "written behind", 8);
 	} else if (!strcmp(mode, "int80probe")) { // getpid: a fault where the kernel has no such entry
 		long r;
 		__asm__ volatile("int $0x80" : "=a"(r) : "a"(20L) : "memory", "r8", "r9", "r10", "r11");
