@@ -8,10 +8,10 @@ import (
 
 // BenchmarkMemory compares the two ways into a client's memory.
 func BenchmarkMemory(b *testing.B) {
-	c := startClient(b, "arena", "/dev/null", "64")
+	c := startClient(b, "arena", "/dev/null", "256")
 	m := c.addr()
 	p, th := open(b, c.pid()), Thread(c.pid())
-	for _, n := range []int{64, 4096, 65536} {
+	for _, n := range []int{64, 4096, 65536, 1 << 18, 1 << 20} {
 		buf := make([]byte, n)
 		for _, w := range []struct {
 			name string

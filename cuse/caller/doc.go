@@ -11,7 +11,8 @@
 //     (fs/fuse/dev.c request_wait_answer: "Either request is already in userspace, or it was forced. Wait it out."),
 //     so process_vm_* on its id is safe and respects page protections. Responses go this way.
 //   - [Process] is one address space. It holds /proc/TID/mem, which stays with that address space: after exec, exit or
-//     the reuse of the pid an access fails or reaches the old memory, never another image. Payloads go this way.
+//     the reuse of the pid an access fails or reaches the old memory, never another image. Payloads go this way; large
+//     reads go by process id, which is quicker, and count only if the image is still the same behind them.
 //   - [Remote] is a thread that was seized with ptrace while it waited, to run system calls on it (event fds).
 //
 // Two duties stay with the user. A copy can block for as long as the client likes (userfaultfd, a page of a FUSE file

@@ -22,6 +22,10 @@ type Process struct {
 	name string
 	key  string
 	auxv []byte // of the image at open, see CheckImage
+	// auxvPath is /proc/PID/auxv with a zero byte behind it, for the system call.
+	auxvPath []byte
+	// otherImage is set once process_vm_readv by pid is known not to reach this address space.
+	otherImage atomic.Bool
 
 	mem, maps, pidfd int
 	refs             atomic.Int32
@@ -54,6 +58,7 @@ func openProcess(tid int) (_ *Process, err error) {
 	}
 	p := &Process{pid: st.tgid, mem: -1, maps: -1, pidfd: -1}
 	p.refs.Store(1)
+	p.auxvPath = append([]byte("/proc/"+strconv.Itoa(p.pid)+"/auxv"), 0)
 	defer func() {
 		if err != nil {
 			p.close()

@@ -169,6 +169,11 @@ func TestExec(t *testing.T) {
 			if wantError(t, p.ReadAt(got, buf), want); sibling && !bytes.Equal(got, evil) {
 				t.Errorf("the sibling has %q", got)
 			}
+			// So large that it is read by process id: the new image has the same address.
+			big := make([]byte, 1<<19)
+			if wantError(t, p.ReadAt(big, 1<<40), want); sibling && !bytes.Equal(big, bytes.Repeat([]byte("o"), len(big))) {
+				t.Errorf("read of the new image: %q...", big[:16])
+			}
 			if sibling {
 				want = unix.EACCES
 			}
@@ -415,17 +420,18 @@ func TestCreds(t *testing.T) {
 }
 
 func TestNoAllocations(t *testing.T) {
-	c := startClient(t, "arena", "/dev/null", "16")
+	c := startClient(t, "arena", "/dev/null", "64")
 	m := c.addr()
 	c.expect("done")
 	p, th := open(t, c.pid()), Thread(c.pid())
 	creds, err := ReadCreds(c.pid(), c.pid(), 0, 0)
 	wantError(t, err, nil)
-	b := make([]byte, 8192)
+	b, big := make([]byte, 8192), make([]byte, bulkRead)
 	for name, f := range map[string]func() error{
 		"Thread.Read":        func() error { return th.Read(b, m) },
 		"Thread.Write":       func() error { return th.Write(b, m) },
 		"Process.ReadAt":     func() error { return p.ReadAt(b, m) },
+		"Process.ReadAt big": func() error { return p.ReadAt(big, m) },
 		"Process.WriteAt":    func() error { return p.WriteAt(b, m) },
 		"Process.CheckRange": func() error { return p.CheckRange(m, 65536, true) },
 		"Process.Get, Put":   func() error { p.Get(); p.Put(); return nil },

@@ -1,0 +1,39 @@
+//go:build linux
+
+package caller
+
+import (
+	"bytes"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// auxvMax is more than any auxiliary vector has (mm_types.h AT_VECTOR_SIZE: 2*(20+20+1) words at most).
+const auxvMax = 1024
+
+// sameImage says whether the process lives and runs the image that it had at open: its auxiliary vector, which exec makes anew with
+// random addresses, is the same. After a true answer any process_vm_readv of p.pid that had ended before was of this
+// image: a number is not given to another process while its owner lives, and no exec gives an old image back. Plain
+// system calls and no allocation, for it stands beside payload.
+func (p *Process) sameImage() bool {
+	var b [auxvMax]byte
+	fd, _, errno := unix.Syscall6(unix.SYS_OPENAT, ^uintptr(0), uintptr(unsafe.Pointer(&p.auxvPath[0])), unix.O_RDONLY|unix.O_CLOEXEC, 0, 0, 0)
+	if errno != 0 {
+		return false
+	}
+	n, err := unix.Read(int(fd), b[:])
+	unix.Close(int(fd))
+	return err == nil && n > 0 && bytes.Equal(b[:n], p.auxv)
+}
+
+// readVM is one process_vm_readv of a single range. It returns the bytes read.
+func readVM(pid int, b []byte, addr uint64) (int, error) {
+	local := unix.Iovec{Base: &b[0], Len: uint64(len(b))}
+	remote := unix.RemoteIovec{Base: uintptr(addr), Len: len(b)}
+	n, _, errno := unix.Syscall6(unix.SYS_PROCESS_VM_READV, uintptr(pid), uintptr(unsafe.Pointer(&local)), 1, uintptr(unsafe.Pointer(&remote)), 1, 0)
+	if errno != 0 {
+		return 0, errno
+	}
+	return int(n), nil
+}
