@@ -104,6 +104,7 @@ type machine struct {
 	dups            map[int32]int32         // duplicates of descriptors
 	behind          []byte                  // what lies behind a command in its buffer
 	writes          atomic.Int32            // into clients
+	stick           atomic.Pointer[func()]  // runs in each write into a client, if it is set
 	held            atomic.Int32            // files that the device holds
 }
 
@@ -173,6 +174,9 @@ func (m *machine) Credentials(p dispatch.Process, _ int, _, _ uint32) (dispatch.
 func (m *machine) Read(tid int, b []byte, addr uint64) error { return m.proc(tid).ReadAt(b, addr) }
 func (m *machine) Write(tid int, b []byte, addr uint64) error {
 	m.writes.Add(1)
+	if f := m.stick.Load(); f != nil {
+		(*f)()
+	}
 	return m.proc(tid).WriteAt(b, addr)
 }
 

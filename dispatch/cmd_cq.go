@@ -92,7 +92,7 @@ func (c *call) makeCQ(in *abi.ExCreateCQ, out *abi.CreateCQResp) error {
 	if err != nil {
 		return err
 	}
-	cq.poller.init(c.f.dev, cq.hca)
+	cq.poller.init(c.f, cq.hca)
 	o.Value = cq
 	*out = abi.CreateCQResp{CQHandle: o.ID(), CQE: uint32(cq.hca.Entries())}
 	return nil

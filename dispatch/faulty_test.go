@@ -15,6 +15,8 @@ type faulty struct {
 	mu   sync.Mutex
 	live map[string]int
 	fail int // how many creates from now one is refused; 0: none
+	// await stands in for every CQ's Await, if it is set.
+	await func(hca.Waiter) bool
 }
 
 func newFaulty(d hca.Device) *faulty { return &faulty{Device: d, live: map[string]int{}} }
@@ -135,6 +137,13 @@ func (o *faultyCQ) Close() error      { return o.d.gone("cq", o.CQ.Close()) }
 func (o *faultyQP) Close() error      { return o.d.gone("qp", o.QP.Close()) }
 func (o *faultySRQ) Close() error     { return o.d.gone("srq", o.SRQ.Close()) }
 func (o *faultyXRCD) Close() error    { return o.d.gone("xrcd", o.XRCD.Close()) }
+
+func (o *faultyCQ) Await(w hca.Waiter) bool {
+	if f := o.d.await; f != nil {
+		return f(w)
+	}
+	return o.CQ.Await(w)
+}
 
 func (o *faultyContext) AllocPD() (hca.PD, error) {
 	return makeObject(o.d, "pd", func() (hca.PD, error) {

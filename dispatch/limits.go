@@ -83,6 +83,10 @@ type account struct {
 	// checking is held while a user's mappings are walked, one range at a time:
 	// tens of thousands of them cost the daemon's time, not the client's.
 	checking sync.Mutex
+
+	// answers counts a user's POLL_CQs that are being answered on goroutines
+	// that are not their own.
+	answers atomic.Int32
 }
 
 func newAccount(who string, b *Bounds) *account {

@@ -12,6 +12,10 @@ import (
 const (
 	missesMax  = 2
 	missesSkip = 3
+	// lentMax bounds the goroutines of other clients that one user's answers may
+	// hold up, and answersMax all goroutines that they hold.
+	lentMax    = 2
+	answersMax = 32
 )
 
 // poller holds the one POLL_CQ that waits on a CQ. That there is nothing was
@@ -24,6 +28,7 @@ type poller struct {
 	cq        hca.CQ
 	sweeper   *sweeper
 	interrupt func() // end, made once
+	user      *account
 
 	// mu guards the members below; r is nil when no request waits. Leaf.
 	mu     sync.Mutex
@@ -37,8 +42,9 @@ type poller struct {
 	skip   int    // empty polls to be answered at once
 }
 
-func (p *poller) init(d *Device, cq hca.CQ) {
-	p.sys, p.cq, p.sweeper = d.cfg.System, cq, &d.sweeper
+func (p *poller) init(f *File, cq hca.CQ) {
+	d := f.dev
+	p.sys, p.cq, p.sweeper, p.user = d.cfg.System, cq, &d.sweeper, f.user
 	p.interrupt = p.end
 }
 
@@ -109,19 +115,43 @@ func (p *poller) end() {
 
 // Wake is called by the CQ when a completion is there, on the goroutine of
 // whoever made it. It answers the request that waits, if one does, with what
-// there is.
-func (p *poller) Wake() {
+// there is. The answer goes into the client's memory, which can hold it up: a
+// goroutine that may linger is lent for it as long as the client's user has few
+// of them, otherwise it is made on one of its own; beyond answersMax the client
+// keeps the answer that it has, that there is nothing, and asks again.
+func (p *poller) Wake(linger bool) {
 	p.mu.Lock()
-	r, tid, size, resp, ne := p.r, p.tid, p.size, p.resp, p.ne
+	a := parkedPoll{p.r, p.tid, p.size, p.resp, p.ne}
 	p.r, p.misses, p.skip = nil, 0, 0
 	p.mu.Unlock()
-	if r == nil {
+	if a.r == nil {
 		return
 	}
 	p.cq.Cancel(p)
-	if _, err := deliverWC(p.sys, r, tid, p.cq, resp, ne, true); err != nil {
-		r.ReplyError(errnoOf(err))
+	switch n := p.user.answers.Add(1); {
+	case linger && n <= lentMax:
+		p.answer(a)
+	case n <= answersMax:
+		go p.answer(a)
+	default:
+		p.user.answers.Add(-1)
+		a.r.ReplyWrite(a.size)
+	}
+}
+
+// parkedPoll is a request that waited.
+type parkedPoll struct {
+	r         Request
+	tid, size int
+	resp      uint64
+	ne        uint32
+}
+
+func (p *poller) answer(a parkedPoll) {
+	defer p.user.answers.Add(-1)
+	if _, err := deliverWC(p.sys, a.r, a.tid, p.cq, a.resp, a.ne, true); err != nil {
+		a.r.ReplyError(errnoOf(err))
 		return
 	}
-	r.ReplyWrite(size)
+	a.r.ReplyWrite(a.size)
 }

@@ -183,7 +183,7 @@ type CQ interface {
 	ReqNotify(f NotifyFlags) bool
 	// Await is for a poll that found nothing: it arms w to be called once, as
 	// soon as a completion is there, from whoever made it, under no lock of the
-	// driver. False (and w is not armed) when a completion is there already or
+	// driver and after the driver has done all else. False (and w is not armed) when a completion is there already or
 	// another waiter is armed. Cancel takes it back: true if w will not be
 	// called any more.
 	Await(w Waiter) bool
@@ -199,8 +199,9 @@ type CQ interface {
 }
 
 // Waiter is woken by a CQ; implemented by a pointer so that arming allocates
-// nothing.
-type Waiter interface{ Wake() }
+// nothing. linger says that its goroutine has nothing else to do for anybody, so
+// that Wake may take its time; otherwise it must not block.
+type Waiter interface{ Wake(linger bool) }
 
 // SRQHandler takes a shared receive queue's events.
 type SRQHandler interface{ SRQEvent(EventType) }

@@ -52,8 +52,8 @@ func (q *qpEvents) SRQEvent(ev hca.EventType) { record(q.ev, ev) }
 // waiter is an hca.Waiter on a channel.
 type waiter struct{ c chan struct{} }
 
-func newWaiter() *waiter { return &waiter{c: make(chan struct{}, 1)} }
-func (w *waiter) Wake()  { w.c <- struct{}{} }
+func newWaiter() *waiter    { return &waiter{c: make(chan struct{}, 1)} }
+func (w *waiter) Wake(bool) { w.c <- struct{}{} }
 
 // opts change what newEnd and connect do by default.
 type opts struct {

@@ -43,6 +43,11 @@ func (x *exec) perform() (verdict, hca.WCStatus) {
 			return needPlace, 0
 		}
 		defer ctx.gate.leave()
+		if !x.visit(ctx) {
+			q.woken.Store(true) // for a worker
+			return needPlace, 0
+		}
+		defer x.unvisit(ctx)
 	}
 	var v verdict
 	var st hca.WCStatus
@@ -58,6 +63,26 @@ func (x *exec) perform() (verdict, hca.WCStatus) {
 	}
 	x.done += x.length
 	return v, st
+}
+
+// visit counts the goroutine of a post in, that is about to touch another
+// context's memory; false when there are enough of them. Workers are free to.
+func (x *exec) visit(ctx *UContext) bool {
+	if x.worker {
+		return true
+	}
+	if ctx.guests.Add(1) <= guestLimit {
+		return true
+	}
+	ctx.guests.Add(-1)
+	return false
+}
+
+// unvisit counts it out.
+func (x *exec) unvisit(ctx *UContext) {
+	if !x.worker {
+		ctx.guests.Add(-1)
+	}
 }
 
 // lookup finds the QP that the request is addressed to; nil if there is none.

@@ -122,16 +122,24 @@ func (c *CQ) resizeLocked(n int) {
 	c.ring, c.head = ring, 0
 }
 
-// deliver wakes the waiter and makes the Completion that are due. Whoever is in
-// Completion already makes the next one too, so that there is one at a time.
-func (c *CQ) deliver() {
+// wake wakes the waiter. linger: see hca.Waiter.
+func (c *CQ) wake(linger bool) {
 	c.mu.Lock()
-	if w := c.waiter; w != nil && (c.count > 0 || c.closed) {
-		c.waiter = nil
+	w := c.waiter
+	if w == nil || c.count == 0 && !c.closed {
 		c.mu.Unlock()
-		w.Wake()
-		c.mu.Lock()
+		return
 	}
+	c.waiter = nil
+	c.mu.Unlock()
+	w.Wake(linger)
+}
+
+// tell makes the Completion that is due, and says whether a waiter is to be
+// woken. Whoever is in Completion already makes the next one too, so that there
+// is one at a time.
+func (c *CQ) tell() (waits bool) {
+	c.mu.Lock()
 	for c.due && !c.calling && !c.closed {
 		c.due, c.calling = false, true
 		c.mu.Unlock()
@@ -139,7 +147,9 @@ func (c *CQ) deliver() {
 		c.mu.Lock()
 		c.calling = false
 	}
+	waits = c.waiter != nil
 	c.mu.Unlock()
+	return waits
 }
 
 // Poll takes completions out, oldest first.
@@ -238,8 +248,8 @@ func (c *CQ) Close() error {
 	return nil
 }
 
-// notes collects the CQs to be told, while locks are held; flush tells them
-// when they are not.
+// notes collects the CQs to be told, while locks are held; they are told when
+// they are not.
 type notes struct {
 	n    int
 	few  [4]*CQ
@@ -262,26 +272,34 @@ func (n *notes) add(c *CQ) {
 
 func (n *notes) empty() bool { return n.n == 0 }
 
-// flush makes the callbacks on this goroutine. Under no lock.
-func (n *notes) flush() {
+// each empties n into f.
+func (n *notes) each(f func(*CQ)) {
 	for i, c := range n.few[:n.n] {
 		n.few[i] = nil
-		c.deliver()
+		f(c)
 	}
 	for _, c := range n.more {
-		c.deliver()
+		f(c)
 	}
 	n.n, n.more = 0, nil
 }
 
+// tell makes the callbacks on this goroutine, under no lock, and leaves the
+// waiters to w.
+func (n *notes) tell(w *notes) {
+	n.each(func(c *CQ) {
+		if c.tell() {
+			w.add(c)
+		}
+	})
+}
+
+// wake wakes the waiters, as the last that its goroutine does for anybody.
+func (n *notes) wake() {
+	n.each(func(c *CQ) { c.wake(true) })
+}
+
 // later leaves the callbacks to Run or the event goroutine: for verbs.
 func (n *notes) later(d *Device) {
-	for i, c := range n.few[:n.n] {
-		n.few[i] = nil
-		d.events.add(event{cq: c})
-	}
-	for _, c := range n.more {
-		d.events.add(event{cq: c})
-	}
-	n.n, n.more = 0, nil
+	n.each(func(c *CQ) { d.events.add(event{cq: c}) })
 }

@@ -120,12 +120,17 @@ func (x *exec) post(p *QP, d *dgram, qkey uint32) {
 // deliverTargets lets the receivers of x's datagrams take them: the last one,
 // and those of the sender's own context, here; the others on workers, so that
 // none waits for another's memory.
-func (x *exec) deliverTargets() {
+func (x *exec) deliverTargets(w *notes) {
 	for i, p := range x.targets {
-		if i == len(x.targets)-1 || p.pd.ctx == x.q.pd.ctx {
-			p.runInbound()
-		} else {
-			p.dev.pool.sched(p)
+		ctx := p.pd.ctx
+		switch {
+		case ctx == x.q.pd.ctx:
+			p.runInbound(w)
+		case i == len(x.targets)-1 && x.visit(ctx):
+			p.runInbound(w)
+			x.unvisit(ctx)
+		default:
+			p.dev.pool.few.sched(p)
 		}
 		x.targets[i] = nil
 	}
@@ -143,7 +148,8 @@ func (q *QP) dropInboundLocked() {
 }
 
 // runInbound puts queued datagrams into receives, unless somebody is at it.
-func (q *QP) runInbound() {
+// Waiters are added to w, see runSend.
+func (q *QP) runInbound(w *notes) {
 	r := &q.r
 	var x *exec
 	r.mu.Lock()
@@ -167,7 +173,7 @@ func (q *QP) runInbound() {
 			q.estLocked()
 			r.mu.Unlock()
 			q.takeDatagram(x, d)
-			x.notes.flush()
+			x.notes.tell(w)
 			r.mu.Lock()
 		} else {
 			r.count.dropped++

@@ -2,6 +2,7 @@ package soft
 
 import (
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 
@@ -145,7 +146,7 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 	}
 	d.port = p
 	d.events.start()
-	d.pool.start()
+	d.pool.start(max(runtime.GOMAXPROCS(0)-1, 1))
 	return d, nil
 }
 

@@ -21,7 +21,10 @@
 //
 // Work for a client other than the poster's own goes to the device's workers
 // where it could block the poster for the other's sake: at most maxWorkers
-// goroutines, and at most gateLimit messages of one context at a time.
+// goroutines that move, and at most gateLimit messages of one context at a time.
+// Large messages have a lane of their own in the pool, on whatever goroutine they
+// are copied: one less than there are processors at a time, so that small ones, and
+// all other commands, find a processor whatever others send.
 //
 // Lock order, outermost first; a QP never holds its own locks while it takes
 // another QP's:
@@ -44,9 +47,11 @@ import (
 )
 
 const (
-	// chunkSize is how much is copied per step: two such buffers fit a
+	// chunkSize is how much is copied per step: so much that the system calls
+	// for it cost little beside it (BenchmarkTwoProcesses of cmd/uverbsd: 64 KiB
+	// 50 %, 256 KiB 75 %, 512 KiB 85 % of a plain copy), and half of a
 	// second-level cache.
-	chunkSize = 64 << 10
+	chunkSize = 512 << 10
 	// smallSize is what a runner's own buffer holds; it is also the largest
 	// MTU, so that every datagram fits.
 	smallSize = 4096
@@ -60,8 +65,23 @@ const (
 	// gateLimit bounds the messages in flight that touch one context's memory,
 	// and so the goroutines (threads) that its blocking memory can hold.
 	gateLimit = 16
-	// maxWorkers bounds a device's worker goroutines, all contexts together.
+	// guestLimit bounds the goroutines of other contexts' posts that may be in
+	// one context's memory: what goes beyond it is done by workers, so that
+	// no client can hold many goroutines that answer another's commands.
+	guestLimit = 4
+	// bulkMin is the payload in bytes from which a message goes through the lane
+	// for large ones: its copy takes longer than a command does.
+	bulkMin = 128 << 10
+	// maxWorkers bounds a device's workers for small messages that move,
+	// all contexts together.
 	maxWorkers = 64
+	// maxStuck bounds each lane with those that are stuck: far from the 10,000
+	// threads at which the Go runtime gives up.
+	maxStuck = 1024
+	// watchTick is how long a worker may rest in one chunk before it counts as
+	// stuck, while others wait for its place. One chunk takes some
+	// milliseconds on the slowest machines.
+	watchTick = 50 * time.Millisecond
 	// idleWorkers stay when there is nothing to do.
 	idleWorkers = 2
 	// inboundMax bounds the datagrams queued at one UD queue pair; more are

@@ -105,7 +105,8 @@ func (e *events) drain() {
 
 func (v *event) deliver() {
 	if v.cq != nil {
-		v.cq.deliver()
+		v.cq.tell()
+		v.cq.wake(false)
 		return
 	}
 	if v.port != nil {

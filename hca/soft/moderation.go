@@ -114,5 +114,5 @@ func (c *CQ) tick() {
 	}
 	c.tellLocked()
 	c.mu.Unlock()
-	c.deliver()
+	c.tell()
 }

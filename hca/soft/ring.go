@@ -86,6 +86,7 @@ type sendSlot struct {
 	imm        uint32
 	nsge       int
 	ninline    int
+	total      uint64 // bytes of payload, if the SGEs hold
 	remoteAddr uint64
 	rkey       uint32
 	compareAdd uint64
@@ -139,6 +140,9 @@ func (r *sendRing) push(w *hca.SendWR, ah *AH) bool {
 		nsge: len(w.SGE), ninline: len(w.Inline),
 		remoteAddr: w.RemoteAddr, rkey: w.RKey, compareAdd: w.CompareAdd, swap: w.Swap,
 		ah: ah, qpn: w.RemoteQPN, qkey: w.RemoteQKey, srqn: w.RemoteSRQN,
+	}
+	for k := range w.SGE {
+		r.slots[i].total += uint64(w.SGE[k].Length)
 	}
 	copy(r.sges[i*r.stride:], w.SGE)
 	copy(r.inline[i*r.istride:], w.Inline)

@@ -31,6 +31,11 @@ type exec struct {
 	done  uint64 // payload bytes this Run has moved
 	small [smallSize]byte
 	notes notes
+	// hold is the place in the pool of the goroutine that runs x, nil if it has
+	// none; own is one taken for a large message.
+	hold   *holder
+	own    holder
+	worker bool // it is a worker
 	// targets are UD queue pairs that have something in their inq.
 	targets []*QP
 }
@@ -41,7 +46,7 @@ func getExec() *exec { return execs.Get().(*exec) }
 
 // put gives x back without keeping what it points to alive.
 func (x *exec) put() {
-	x.q, x.peer, x.ah = nil, nil, nil
+	x.q, x.peer, x.ah, x.hold = nil, nil, nil, nil
 	x.src.clear()
 	x.dst.clear()
 	clear(x.targets)
@@ -62,18 +67,23 @@ const (
 
 // Run does what is queued on the QP and what its receives allow its peers to
 // do. See hca.QP.
-func (q *QP) Run() {
-	q.kickReceivers()
-	q.runSend()
+func (q *QP) Run() { q.run(nil) }
+
+// run is Run on a goroutine that has place h in the pool, or none.
+func (q *QP) run(h *holder) {
+	var w notes
+	q.kickReceivers(h, &w)
+	q.runSend(h, &w)
 	if q.typ == hca.QPTypeUD {
-		q.runInbound()
+		q.runInbound(&w)
 	}
 	q.passOn()
 	q.dev.events.drain()
+	w.wake()
 }
 
 // kickReceivers wakes as many waiting senders as there are receives.
-func (q *QP) kickReceivers() {
+func (q *QP) kickReceivers(h *holder, w *notes) {
 	if q.r.waiters.n.Load() == 0 {
 		return
 	}
@@ -85,14 +95,14 @@ func (q *QP) kickReceivers() {
 		if o == nil {
 			return
 		}
-		o.wakeFor(q.pd.ctx)
+		o.wakeFor(q.pd.ctx, h, w)
 	}
 }
 
 // wake lets q's head try again, on a worker.
 func (q *QP) wake() {
 	q.woken.Store(true)
-	q.dev.pool.sched(q)
+	q.dev.pool.few.sched(q)
 }
 
 // Wake is loop.Sleeper's: the peer has come.
@@ -100,32 +110,39 @@ func (q *QP) Wake() { q.wake() }
 
 // wakeFor is wake for a goroutine that belongs to ctx. A QP of the same context
 // runs on it at once; another's could block it in that other's memory.
-func (q *QP) wakeFor(ctx *UContext) {
+func (q *QP) wakeFor(ctx *UContext, h *holder, w *notes) {
 	if q.pd.ctx != ctx {
 		q.wake()
 		return
 	}
 	q.woken.Store(true)
-	q.runSend()
+	q.runSend(h, w)
 	q.passOn()
 }
 
-// runSend runs the send queue if nobody does.
-func (q *QP) runSend() {
+// runSend runs the send queue if nobody does. The waiters to be woken are added
+// to w: a waiter can hold up who wakes it, so that must be the last that he does.
+func (q *QP) runSend(h *holder, w *notes) {
 	var x *exec
 	s := &q.s
 	s.mu.Lock()
 	for n := 0; q.runnableLocked(); n++ {
 		if x == nil {
 			x = getExec()
+			x.hold, x.worker = h, h != nil
 		}
 		if n >= runBatchWRs || x.done >= runBatchBytes {
-			q.dev.pool.sched(q)
+			q.laneLocked().sched(q)
+			break
+		}
+		if !x.placeLocked(q) {
+			q.dev.pool.bulk.sched(q)
 			break
 		}
 		x.takeLocked(q)
 		s.mu.Unlock()
 		v, st := x.perform()
+		x.hold.beat()
 		s.mu.Lock()
 		if s.owner != x { // taken away while the copy was stuck
 			if v == needPeer && !s.absent {
@@ -136,14 +153,14 @@ func (q *QP) runSend() {
 		s.owner = nil
 		more := q.settleHeadLocked(x, v, st)
 		if !x.notes.empty() || len(x.targets) > 0 {
-			// The token is free: a callback or a datagram's receiver that blocks
-			// must not stop the queue.
+			// The token is free: a datagram's receiver that blocks must not stop
+			// the queue.
 			if len(x.targets) > 0 && more && s.ring.count > 0 {
-				q.dev.pool.sched(q)
+				q.dev.pool.few.sched(q)
 			}
 			s.mu.Unlock()
-			x.notes.flush()
-			x.deliverTargets()
+			x.notes.tell(w)
+			x.deliverTargets(w)
 			s.mu.Lock()
 		}
 		if !more {
@@ -151,10 +168,36 @@ func (q *QP) runSend() {
 		}
 	}
 	s.mu.Unlock()
-	if x != nil {
-		x.notes.flush()
-		x.put()
+	if x == nil {
+		return
 	}
+	x.notes.tell(w)
+	if l := x.own.lane; l != nil {
+		l.leave(&x.own)
+	}
+	x.put()
+}
+
+// laneLocked is the lane that the head belongs into.
+func (q *QP) laneLocked() *lane {
+	if w, _, _ := q.s.ring.front(); w.total >= bulkMin {
+		return &q.dev.pool.bulk
+	}
+	return &q.dev.pool.few
+}
+
+// placeLocked takes the place that q's head needs, if x has it not; false when
+// there is none.
+func (x *exec) placeLocked(q *QP) bool {
+	l := q.laneLocked()
+	if l == &q.dev.pool.few || x.hold != nil && x.hold.lane == l {
+		return true
+	}
+	if !l.enter(&x.own) {
+		return false
+	}
+	x.hold = &x.own
+	return true
 }
 
 // runnableLocked: is there a head to work on, and nobody at it?
@@ -297,7 +340,7 @@ func (q *QP) parkLocked(x *exec, v verdict) hca.WCStatus {
 	if q.woken.Load() {
 		// Woken between the look and here: there is a Run on its way, or it has
 		// found the token taken and gone.
-		q.dev.pool.sched(q)
+		q.dev.pool.few.sched(q)
 	}
 	return hca.WCSuccess
 }

@@ -148,6 +148,7 @@ func (s *SRQ) pop(x *exec, need uint64, unreliable bool) bool {
 
 // Run wakes as many waiting senders as there are receives.
 func (s *SRQ) Run() {
+	var w notes
 	if s.waiters.n.Load() > 0 {
 		s.mu.Lock()
 		n := s.ring.count
@@ -157,10 +158,11 @@ func (s *SRQ) Run() {
 			if q == nil {
 				break
 			}
-			q.wakeFor(s.pd.ctx)
+			q.wakeFor(s.pd.ctx, nil, &w)
 		}
 	}
 	s.dev.events.drain()
+	w.wake()
 }
 
 // Close frees the queue; no QP uses it any more. But requests can name an XRC

@@ -2,6 +2,7 @@ package soft
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/hca/loop"
@@ -13,6 +14,7 @@ type UContext struct {
 	dev      *Device
 	notifier hca.Notifier
 	gate     gate
+	guests   atomic.Int32 // posters of other contexts in its memory, at most guestLimit
 }
 
 var _ hca.UContext = (*UContext)(nil)

@@ -141,6 +141,7 @@ func (x *exec) copy(dst, src *vec, n uint64) moved {
 		if dst.write(buf[:k]) != nil {
 			return badDst
 		}
+		x.hold.beat()
 		n -= k
 	}
 	return movedAll
