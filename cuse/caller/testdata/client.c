@@ -159,6 +159,15 @@ int main(int argc, char **argv)
 		mprotect(m + 4 * pg, pg, PROT_NONE);
 		munmap(m + 6 * pg, pg);
 		printf("%p\n", (void *)m); fflush(stdout);
+	} else if (!strcmp(mode, "shared")) { // private, shared, private, shared again, of one file and of none
+		long pg = sysconf(_SC_PAGESIZE);
+		char *m = mmap(NULL, 8 * pg, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		int s = memfd_create("shared", 0);
+		if (s < 0 || ftruncate(s, 8 * pg)) die("memfd");
+		if (mmap(m + pg, 2 * pg, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, s, 0) == MAP_FAILED) die("mmap");
+		if (mmap(m + 4 * pg, pg, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED) die("mmap");
+		if (mmap(m + 6 * pg, 2 * pg, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, s, 4 * pg) == MAP_FAILED) die("mmap");
+		printf("%p\n", (void *)m); fflush(stdout);
 	} else if (!strcmp(mode, "seccomp")) {
 		struct sock_filter f[] = { BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };
 		struct sock_fprog p = { 1, f };
