@@ -103,18 +103,23 @@ type MRInit struct {
 	Access Access
 }
 
-// MR is a memory region.
+// MR is a memory region. Its keys, and those of windows, cannot be told from other
+// keys of the device, and none is 0.
 type MR interface {
 	LKey() uint32
 	RKey() uint32
 	// Close invalidates both keys and waits until no copy through them is
 	// running or will start. A copy stuck in the client's memory is not waited
-	// for: it is marked, and finishes without effect on the daemon.
+	// for: it is marked, and finishes without effect on the daemon. EINVAL, and
+	// nothing has changed, while a window is bound to the region (IBTA 1.4
+	// §10.6.7.2.6, rxe_dereg_mr).
 	Close() error
 	// Rereg is rereg_user_mr (OpReregMR): it changes what in.Flags names and
 	// returns the region that has taken this one's place, under the same keys;
 	// this one is then closed, in every sense of Close: a request that has looked
 	// the key up before and not yet copied fails. On error nothing has changed.
+	// EINVAL while a window is bound to it, for what the window was checked
+	// against would go; the kernel's rxe does not look.
 	// The caller has checked and charged a new range as for RegMR.
 	Rereg(in MRRereg) (MR, error)
 }
@@ -130,11 +135,28 @@ type MRRereg struct {
 	Access Access // ReregAccess
 }
 
-// MW is a memory window.
+// MW is a memory window (IBTA 1.4 §10.6.7.2): a part of a region, with rights of
+// its own, that OpBindMW opens and closes in the order of a send queue. A device
+// that has OpMW takes OpBindMW and OpLocalInv on RC, UC and XRC initiators. Its
+// key is never a local key.
+//
+// Type 1: bound and bound anew at will, unbound with length 0, by any QP of its
+// PD, and reached through every QP of its PD. Type 2, as the kernel's rxe has it
+// (2B): bound only while it is free, then reached and invalidated (OpLocalInv, a
+// peer's OpSendInv) only through the QP that bound it, and free again when that QP
+// is closed.
+//
+// Window, region and QP are of one PD; the region has AccessMWBind, and
+// AccessLocalWrite if the window is for writing or atomics; only type 2 may be
+// zero based. A bind that is refused completes with WCMWBindErr, an invalidation
+// at home with WCLocQPOpErr; nothing has changed then. When one that ends a
+// binding completes, no copy through that binding is running or will start, in the
+// sense of MR.Close.
 type MW interface {
-	// RKey is the key that a bind will validate; nothing can be reached by it
-	// until then.
+	// RKey is the key now: as allocated, with the low 8 bits of the last bind.
+	// Nothing is reached by it while the window is not bound.
 	RKey() uint32
+	// Close unbinds the window.
 	Close() error
 }
 
@@ -290,6 +312,7 @@ type QP interface {
 	// detach: EINVAL.
 	AttachMcast(gid GID, lid uint16) error
 	DetachMcast(gid GID, lid uint16) error
-	// Close is destroy_qp. When it returns the QP completes nothing more.
+	// Close is destroy_qp. When it returns the QP completes nothing more, and the
+	// windows of type 2 that it has bound are free.
 	Close() error
 }

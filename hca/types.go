@@ -82,6 +82,7 @@ type DeviceAttr struct {
 	MaxQPInitRd   uint32
 	MaxEEInitRd   uint32
 	AtomicCap     uint32 // enum ib_atomic_cap: 0 none, 1 HCA, 2 global
+	MaskedAtomCap uint32 // the same of the masked atomics; no command reports it
 	MaxEE, MaxRDD uint32
 	MaxMW         uint32
 	MaxRawIPv6QP  uint32
@@ -160,6 +161,8 @@ const (
 	AccessSupported            = AccessLocalWrite | AccessRemoteWrite | AccessRemoteRead | AccessRemoteAtomic | AccessMWBind
 	AccessNeedsWritable        = AccessLocalWrite | AccessRemoteWrite | AccessRemoteAtomic | AccessMWBind
 	AccessNeedsLocal           = AccessRemoteWrite | AccessRemoteAtomic // demand LOCAL_WRITE too (ib_check_mr_access)
+	// AccessWindow is what a memory window may be bound with (RXE_ACCESS_SUPPORTED_MW).
+	AccessWindow = AccessRemoteWrite | AccessRemoteRead | AccessRemoteAtomic | AccessZeroBased
 )
 
 // ReregFlags is enum ib_mr_rereg_flags.
@@ -347,6 +350,8 @@ const (
 	OpLocalInv
 	OpBindMW
 	OpSendInv
+	OpMaskedAtomicCmpSwap  SendOpcode = 12
+	OpMaskedAtomicFetchAdd SendOpcode = 13
 )
 
 // SendFlags is enum ib_send_flags.
@@ -373,7 +378,7 @@ type SendWR struct {
 	ID     uint64
 	Opcode SendOpcode
 	Flags  SendFlags
-	Imm    uint32 // imm_data as the client stored it (big endian bytes), or the rkey to invalidate
+	Imm    uint32 // imm_data as the client stored it (big endian bytes), or the rkey to invalidate (OpSendInv, OpLocalInv)
 	SGE    []SGE
 	Inline []byte // with SendInline: the payload, already copied; SGE is then nil
 
@@ -386,6 +391,26 @@ type SendWR struct {
 	RemoteQKey  uint32
 	RemotePKIdx uint16
 	RemoteSRQN  uint32 // XRC
+
+	// Masks of the masked atomics (struct ib_atomic_wr). Compare and swap: the
+	// bits to compare, and those to swap. Fetch and add: CompareAddMask has the
+	// highest bit of each field that is added by itself; SwapMask is not used.
+	CompareAddMask uint64
+	SwapMask       uint64
+
+	Bind Bind // OpBindMW
+}
+
+// Bind is what OpBindMW does to a memory window. Window and region are named by
+// key, as in the queues that providers map: which keys are good is seen when the
+// request's turn comes, since an earlier one in the queue may change them.
+type Bind struct {
+	MW     uint32 // the window's rkey
+	MR     uint32 // the region's lkey; not looked at with a Length of 0
+	RKey   uint32 // the new rkey: only its low 8 bits count, the rest is the window's
+	Access Access // AccessWindow
+	Addr   uint64 // first byte, by the region's own addresses, also of a zero based window
+	Length uint64 // bytes; 0 unbinds a window of type 1
 }
 
 // RecvWR is struct ib_recv_wr.
@@ -435,8 +460,13 @@ const (
 	WCFetchAdd  WCOpcode = 4
 	WCBindMW    WCOpcode = 5
 	WCLocalInv  WCOpcode = 6
-	WCRecv      WCOpcode = 128
-	WCRecvImm   WCOpcode = 129 // IB_WC_RECV_RDMA_WITH_IMM: an RDMA write with immediate
+	// The kernel's own numbers (enum ib_wc_opcode since Linux 6.2); the ABI names
+	// none for them.
+	WCMaskedCompSwap WCOpcode = 11
+	WCMaskedFetchAdd WCOpcode = 12
+
+	WCRecv    WCOpcode = 128
+	WCRecvImm WCOpcode = 129 // IB_WC_RECV_RDMA_WITH_IMM: an RDMA write with immediate
 )
 
 // WCFlags is enum ib_wc_flags.
@@ -456,7 +486,7 @@ type WC struct {
 	Opcode      WCOpcode
 	VendorErr   uint32
 	ByteLen     uint32
-	Imm         uint32 // as stored by the sender
+	Imm         uint32 // as stored by the sender; with WCWithInv the rkey that was invalidated
 	QPN         uint32
 	SrcQP       uint32
 	Flags       WCFlags

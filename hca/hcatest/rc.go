@@ -212,8 +212,8 @@ func testPostChecks(t *testing.T, p Pair) {
 	good := func() hca.SendWR { return a.rdma(hca.OpRDMAWrite, 1, 0, b, 0, 8) }
 	for name, f := range map[string]func(*hca.SendWR){
 		"opcode":         func(w *hca.SendWR) { w.Opcode = 77 },
-		"bind":           func(w *hca.SendWR) { w.Opcode = hca.OpBindMW },
-		"local inv":      func(w *hca.SendWR) { w.Opcode = hca.OpLocalInv },
+		"bind":           func(w *hca.SendWR) { w.Opcode, w.SGE, w.Flags = hca.OpBindMW, nil, hca.SendInline },
+		"local inv":      func(w *hca.SendWR) { w.Opcode, w.SGE, w.Flags = hca.OpLocalInv, nil, hca.SendInline },
 		"sges":           func(w *hca.SendWR) { w.SGE = make([]hca.SGE, 5) },
 		"atomic no sge":  func(w *hca.SendWR) { w.Opcode, w.SGE = hca.OpAtomicFetchAdd, nil },
 		"atomic too few": func(w *hca.SendWR) { w.Opcode, w.SGE[0].Length = hca.OpAtomicCmpSwap, 7 },

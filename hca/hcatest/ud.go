@@ -222,6 +222,8 @@ func testUDChecks(t *testing.T, p Pair) {
 		"read":        func(w *hca.SendWR) { w.Opcode = hca.OpRDMARead },
 		"atomic":      func(w *hca.SendWR) { w.Opcode = hca.OpAtomicFetchAdd },
 		"send w. inv": func(w *hca.SendWR) { w.Opcode = hca.OpSendInv },
+		"bind":        func(w *hca.SendWR) { w.Opcode = hca.OpBindMW },
+		"local inv":   func(w *hca.SendWR) { w.Opcode = hca.OpLocalInv },
 	} {
 		w := good
 		f(&w)

@@ -176,6 +176,7 @@ var loops = []struct {
 	{"RCRead64", hca.QPTypeRC, hca.OpRDMARead, 64},
 	{"RCRead64K", hca.QPTypeRC, hca.OpRDMARead, 65536},
 	{"RCFetchAdd", hca.QPTypeRC, hca.OpAtomicFetchAdd, 8},
+	{"RCMaskedFetchAdd", hca.QPTypeRC, hca.OpMaskedAtomicFetchAdd, 8},
 	{"UCSend64", hca.QPTypeUC, hca.OpSend, 64},
 	{"UDSend64", hca.QPTypeUD, hca.OpSend, 64},
 	{"XRCSend64", hca.QPTypeXRCIni, hca.OpSend, 64},

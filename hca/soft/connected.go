@@ -9,8 +9,11 @@ import (
 // perform executes the request in x, under no lock.
 func (x *exec) perform() (verdict, hca.WCStatus) {
 	q := x.q
+	if isLocal(x.op) {
+		return x.local()
+	}
 	need := hca.Access(0)
-	if x.op == hca.OpRDMARead || x.op == hca.OpAtomicCmpSwap || x.op == hca.OpAtomicFetchAdd {
+	if x.op == hca.OpRDMARead || isAtomic(x.op) {
 		need = hca.AccessLocalWrite
 	}
 	x.length = 0
@@ -183,13 +186,13 @@ func (x *exec) send(p *QP) (verdict, hca.WCStatus) {
 	case hca.OpSendImm:
 		x.wc.Imm, x.wc.Flags = x.imm, hca.WCWithImm
 	case hca.OpSendInv:
-		if res == movedAll {
-			// A region that its owner registered cannot be invalidated from
-			// afar; as in rxe the payload is there, the sender is told of success
-			// and the receiver fails.
+		if res == movedAll && !p.invalidate(x.imm) {
+			// As in rxe (RESPST_ERR_INVALIDATE_RKEY) the payload is there, the
+			// sender is told of success and the receiver fails.
 			x.failRecv(p, hca.WCRemInvReqErr, hca.EventQPAccessErr)
 			return finished, hca.WCSuccess
 		}
+		x.wc.Imm, x.wc.Flags = x.imm, hca.WCWithInv
 	}
 	return x.finishRecv(p, res)
 }
@@ -273,8 +276,8 @@ func (x *exec) read(p *QP) (verdict, hca.WCStatus) {
 	}
 }
 
-// atomic does COMPARE SWAP and FETCH ADD on 8 bytes in the host's order, one at
-// a time per address space.
+// atomic does COMPARE SWAP and FETCH ADD, plain and masked, on 8 bytes in the
+// host's order, one at a time per address space.
 func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
 	if v, st, ok := x.remote(p, hca.AccessRemoteAtomic, 8); !ok {
 		return v, st
@@ -286,20 +289,15 @@ func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
 	}
 	word := x.small[:8]
 	res := movedAll
-	if target.mr.read(word, target.addr) != nil {
+	if target.read(word, 0) != nil {
 		res = badDst
 	} else if x.stale() {
 		res = stopped
 	} else {
-		old := binary.NativeEndian.Uint64(word)
-		val, store := old+x.compareAdd, true
-		if x.op == hca.OpAtomicCmpSwap {
-			val, store = x.swap, old == x.compareAdd
-		}
-		if store {
+		if val, store := x.update(binary.NativeEndian.Uint64(word)); store {
 			upd := x.small[8:16]
 			binary.NativeEndian.PutUint64(upd, val)
-			if target.mr.write(upd, target.addr) != nil {
+			if target.write(upd, 0) != nil {
 				res = badDst
 			}
 		}
@@ -330,10 +328,17 @@ func (x *exec) remote(p *QP, need hca.Access, n uint64) (v verdict, st hca.WCSta
 	case n == 0:
 		x.dst.segs, x.dst.n, x.dst.i, x.dst.off = x.dst.segs[:0], 0, 0, 0
 		return 0, 0, true
-	case !x.dst.one(x.peerPD(p), x.rkey, x.remoteAddr, n, need):
+	case !x.dst.one(x.peerPD(p), p, x.rkey, x.remoteAddr, n, need):
 		st = hca.WCRemAccessErr
 		if !uc {
 			p.toErr(hca.EventQPAccessErr, &x.notes)
+		}
+	case need == hca.AccessRemoteAtomic && x.dst.segs[0].addr&7 != 0:
+		// Of a zero based window the request's address does not tell; rxe looks at
+		// this one alone (atomic_reply).
+		st = hca.WCRemInvReqErr
+		if !uc {
+			p.toErr(hca.EventQPReqErr, &x.notes)
 		}
 	default:
 		return 0, 0, true

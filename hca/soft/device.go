@@ -19,6 +19,10 @@ type Config struct {
 	VendorID, VendorPartID uint32
 	// Limits; each is at most what DefaultAttr says.
 	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxMW, MaxPD, MaxAH, MaxSRQ uint32
+	// BindMW reports the capabilities of memory windows. The engine binds them in
+	// any case; but not every provider's queues carry such requests, and those
+	// that go through write() do not.
+	BindMW bool
 }
 
 const (
@@ -85,6 +89,7 @@ func DefaultAttr() hca.DeviceAttr {
 		MaxResRdAtom:  16 * (numIndexMax - numIndexMin),
 		MaxQPInitRd:   16,
 		AtomicCap:     1, // IB_ATOMIC_HCA
+		MaskedAtomCap: 1,
 		MaxMcastGrp:   8192,
 		MaxMcastQP:    256,
 		MaxTotMcastQP: 8192 * 256,
@@ -107,9 +112,12 @@ func DefaultAttr() hca.DeviceAttr {
 // capFlags: BAD_PKEY_CNTR, BAD_QKEY_CNTR, UD_AV_PORT_ENFORCE,
 // CURR_QP_STATE_MOD, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN,
 // SRQ_RESIZE (enum ib_device_cap_flags), as the kernel's software drivers, and
-// XRC. MEM_WINDOW and its types 2A and 2B promise that a window can be bound,
-// which no queue here does: they stay off though windows can be allocated.
+// XRC.
 const capFlags = 1<<1 | 1<<2 | 1<<6 | 1<<7 | 1<<10 | 1<<11 | 1<<12 | 1<<13 | 1<<20
+
+// capWindows: MEM_WINDOW and MEM_WINDOW_TYPE_2B, as rxe. They promise a client that
+// it can bind, see Config.BindMW.
+const capWindows = 1<<17 | 1<<24
 
 // New attaches a device to the fabric, with its port up.
 func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
@@ -119,6 +127,9 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 	a.NodeGUID, a.SysImageGUID = cfg.GUID, cfg.GUID
 	a.NodeDesc = cfg.NodeDesc[:min(len(cfg.NodeDesc), 63)]
 	a.BoardID, a.VendorID, a.VendorPartID = cfg.BoardID, cfg.VendorID, cfg.VendorPartID
+	if cfg.BindMW {
+		a.CapFlags |= capWindows
+	}
 	for _, l := range []struct {
 		to   *uint32
 		want uint32

@@ -33,8 +33,11 @@
 //	QP.r.mu (responder half, receive queue)
 //	SRQ.mu
 //	CQ.mu
-//	leaves: waitList.mu, events.mu, pool.mu, mrTable.mu, numTable.mu,
+//	MW.mu
+//	leaves: windowList.mu, waitList.mu, events.mu, pool.mu, mrTable.mu, numTable.mu,
 //	        Device.mu, loop.Fabric's
+//
+// MW.mu is taken with none of the others held.
 //
 // Callbacks (hca.CQHandler and its kin, hca.Waiter) run under none of them. A CQ's
 // moderation timer takes CQ.mu alone, and makes its callback after it.

@@ -61,14 +61,17 @@ type MR struct {
 	pd     *PD
 	mem    hca.Memory
 	space  *space
-	key    uint32 // lkey and rkey: index<<8 | generation
+	key    uint32 // lkey and rkey, see keys.go
 	start  uint64
 	length uint64
 	iova   uint64
 	access hca.Access
 
 	users atomic.Int32 // copies under way
-	dead  atomic.Bool
+	dead  atomic.Bool  // set under mrTable.mu
+
+	// bound counts the windows bound to it; -1: there will be none any more.
+	bound atomic.Int32
 }
 
 var _ hca.MR = (*MR)(nil)
@@ -120,14 +123,35 @@ func (m *MR) LKey() uint32 { return m.key }
 func (m *MR) RKey() uint32 { return m.key }
 
 // Close invalidates the key and waits, within stuckWait, for running copies. No
-// copy starts after it. A stuck one ends without effect on the daemon.
+// copy starts after it. A stuck one ends without effect on the daemon. EINVAL
+// while windows are bound to it.
 func (m *MR) Close() error {
-	if m.dead.Swap(true) {
-		return nil
+	if err := m.dev.mrs.remove(m); err != nil {
+		return fmt.Errorf("dereg mr: %w", err)
 	}
-	m.dev.mrs.remove(m)
 	m.quiesce()
 	return nil
+}
+
+// seal lets no window be bound any more; EINVAL if one is.
+func (m *MR) seal() error {
+	if !m.bound.CompareAndSwap(0, -1) {
+		return fmt.Errorf("windows are bound to key %#x: %w", m.key, einval)
+	}
+	return nil
+}
+
+// hold counts a window in; false once the region is sealed.
+func (m *MR) hold() bool {
+	for {
+		n := m.bound.Load()
+		if n < 0 {
+			return false
+		}
+		if m.bound.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
 }
 
 // quiesce waits, within stuckWait, for the copies through a dead region.
@@ -136,8 +160,8 @@ func (m *MR) quiesce() { waitUntil(func() bool { return m.users.Load() == 0 }) }
 // Rereg puts a changed region into this one's place, under the same keys, and
 // closes this one: a request that has found it already fails as after a Close.
 // The errors are RegMR's; besides, EINVAL for no flags (ib_uverbs_rereg_mr), for
-// a PD of another device and for a region that is closed, EOPNOTSUPP for unknown
-// flags.
+// a PD of another device and for a region that is closed or has windows,
+// EOPNOTSUPP for unknown flags.
 func (m *MR) Rereg(in hca.MRRereg) (hca.MR, error) {
 	n, err := m.changed(&in)
 	if err == nil {

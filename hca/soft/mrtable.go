@@ -12,68 +12,76 @@ import (
 const (
 	mrChunkBits = 12
 	mrChunk     = 1 << mrChunkBits
-	mrIndexMax  = 1<<24 - 1 // what is left of a key beside the generation
-	// mrRest is how many keys are given back before one comes again: a stale
-	// key finds a new region after 65536·256 registrations at the earliest,
-	// and a table of few regions stays within half a megabyte.
+	mrIndexMax  = 1<<24 - 1 // what is left of a key beside its low byte
+	// mrRest is how many keys are given back before the place of one is used
+	// again, with another low byte: a stale key finds a new region after 2·65536
+	// registrations at the earliest, and then once in 255 times; a table of few
+	// regions stays within half a megabyte.
 	mrRest = 1 << 16
 )
 
-// mrTable finds regions by key without a lock: a table of tables of pointers,
-// the lower ones made on demand and never freed. Windows have keys of the same
-// kind, so that no key is a region's and a window's at once; as long as windows
-// are bound to nothing their places are empty.
+// places are a table of tables of pointers, the lower ones made on demand and
+// never freed; read without a lock.
+type places[T any] [(mrIndexMax + 1) / mrChunk]atomic.Pointer[[mrChunk]atomic.Pointer[T]]
+
+// at is what is in place i, nil if there is nothing.
+func (p *places[T]) at(i uint32) *T {
+	c := p[i>>mrChunkBits].Load()
+	if c == nil {
+		return nil
+	}
+	return c[i%mrChunk].Load()
+}
+
+// put fills place i. One caller at a time.
+func (p *places[T]) put(i uint32, v *T) {
+	c := &p[i>>mrChunkBits]
+	if c.Load() == nil {
+		c.Store(new([mrChunk]atomic.Pointer[T]))
+	}
+	c.Load()[i%mrChunk].Store(v)
+}
+
+// mrTable finds regions and windows by key without a lock. Both have keys of one
+// kind, so that no key is a region's and a window's at once: in a place of one
+// table the other has nothing.
 type mrTable struct {
-	chunks [(mrIndexMax + 1) / mrChunk]atomic.Pointer[[mrChunk]atomic.Pointer[MR]]
+	perm    keyPerm // constant
+	regions places[MR]
+	windows places[MW]
 
 	// mu guards the rest. Leaf.
 	mu     sync.Mutex
 	max    uint32
 	n      uint32         // regions
-	ids    numbers        // of keys; index 0 is not used, so that key 0 is invalid
+	ids    numbers        // index<<8 | last low byte; index 0 is not used
+	random randomBytes    // for low bytes
 	spaces map[any]*space // by hca.Memory
 }
 
 func (t *mrTable) init(maxMR, maxMW uint32) {
+	t.perm.init()
 	t.max = min(maxMR, mrIndexMax)
 	t.ids = numbers{next: 1, last: min(maxMR+maxMW, mrIndexMax), rest: mrRest}
 	t.spaces = make(map[any]*space)
 }
 
-// keyLocked is a key that nothing has.
-func (t *mrTable) keyLocked() (uint32, error) {
+// index is the place of a key.
+func (t *mrTable) index(key uint32) uint32 { return t.perm.index(key >> 8) }
+
+// newKeyLocked is a key that nothing has, and its place.
+func (t *mrTable) newKeyLocked() (key, place uint32, err error) {
 	n, used, ok := t.ids.get()
-	switch {
-	case !ok:
-		return 0, fmt.Errorf("no key left: %w", enomem)
-	case used:
-		return n&^0xff | (n+1)&0xff, nil
+	if !ok {
+		return 0, 0, fmt.Errorf("no key left: %w", enomem)
 	}
-	return n << 8, nil
-}
-
-// windowKey is a key by which no region is found.
-func (t *mrTable) windowKey() (uint32, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.keyLocked()
-}
-
-func (t *mrTable) putWindowKey(key uint32) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.ids.put(key)
-}
-
-// slot is a key's place; nil if nothing ever was near it.
-func (t *mrTable) slot(key uint32) *atomic.Pointer[MR] {
-	i := key >> 8
-	c := t.chunks[i>>mrChunkBits].Load()
-	if c == nil {
-		return nil
+	if used {
+		return t.perm.scramble(n>>8)<<8 | uint32(t.random.after(byte(n))), n >> 8, nil
 	}
-	return &c[i%mrChunk]
+	return t.perm.scramble(n)<<8 | uint32(t.random.next()), n, nil
 }
+
+func (t *mrTable) freeKeyLocked(key uint32) { t.ids.put(t.index(key)<<8 | key&0xff) }
 
 func (t *mrTable) insert(m *MR) error {
 	t.mu.Lock()
@@ -81,50 +89,74 @@ func (t *mrTable) insert(m *MR) error {
 	if t.n >= t.max {
 		return fmt.Errorf("%d exist already: %w", t.max, enomem)
 	}
-	key, err := t.keyLocked()
+	key, place, err := t.newKeyLocked()
 	if err != nil {
 		return err
 	}
 	t.n++
 	m.key = key
-	c := &t.chunks[key>>8>>mrChunkBits]
-	if c.Load() == nil {
-		c.Store(new([mrChunk]atomic.Pointer[MR]))
-	}
 	m.space = t.joinLocked(m.mem)
-	t.slot(key).Store(m)
+	t.regions.put(place, m)
 	return nil
 }
 
 // replace puts n, which has m's key, into m's place, and makes m dead. n.space is
-// m's, or nil for it to be found. EINVAL if m is closed.
+// m's, or nil for it to be found. EINVAL if m is closed or has windows.
 func (t *mrTable) replace(m, n *MR) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.slot(m.key)
-	if s.Load() != m || m.dead.Load() {
+	if m.dead.Load() {
 		return fmt.Errorf("key %#x is closed: %w", m.key, einval)
+	}
+	if err := m.seal(); err != nil {
+		return err
 	}
 	if n.space == nil { // else m's reference passes to n
 		n.space = t.joinLocked(n.mem)
 		t.leaveLocked(m)
 	}
-	s.Store(n)
+	t.regions.put(t.index(m.key), n)
 	m.dead.Store(true)
 	return nil
 }
 
-func (t *mrTable) remove(m *MR) {
+// remove takes m out and makes it dead, if it is not so already. EINVAL if it has
+// windows.
+func (t *mrTable) remove(m *MR) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := t.slot(m.key)
-	if s.Load() != m {
-		return // a Rereg was faster: the place is another region's
+	if m.dead.Load() {
+		return nil // or a Rereg was faster: the place is another region's
 	}
-	s.Store(nil)
-	t.ids.put(m.key)
+	if err := m.seal(); err != nil {
+		return err
+	}
+	t.regions.put(t.index(m.key), nil)
+	m.dead.Store(true)
+	t.freeKeyLocked(m.key)
 	t.n--
 	t.leaveLocked(m)
+	return nil
+}
+
+// insertWindow makes w found by a new key.
+func (t *mrTable) insertWindow(w *MW) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	key, place, err := t.newKeyLocked()
+	if err != nil {
+		return err
+	}
+	w.key = key
+	t.windows.put(place, w)
+	return nil
+}
+
+func (t *mrTable) removeWindow(key uint32) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.windows.put(t.index(key), nil)
+	t.freeKeyLocked(key)
 }
 
 // joinLocked is the space of a memory, with one more reference.
@@ -151,13 +183,30 @@ func (t *mrTable) leaveLocked(m *MR) {
 
 // lookup finds the region of a key; nil if there is none.
 func (t *mrTable) lookup(key uint32) *MR {
-	s := t.slot(key)
-	if s == nil {
-		return nil
-	}
-	m := s.Load()
+	m := t.regions.at(t.index(key))
 	if m == nil || m.key != key {
 		return nil
 	}
 	return m
+}
+
+// window finds the window that a key may be of; nil if there is none. The window
+// compares the key, whose low byte changes.
+func (t *mrTable) window(key uint32) *MW { return t.windows.at(t.index(key)) }
+
+// remote is a piece of n bytes at addr of what rkey is of, region or window, for
+// a request that p received; false if the key does not allow it.
+func (t *mrTable) remote(pd *PD, p *QP, rkey uint32, addr, n uint64, need hca.Access) (seg, bool) {
+	place := t.index(rkey)
+	if m := t.regions.at(place); m != nil {
+		if m.key != rkey || m.pd != pd || m.access&need != need {
+			return seg{}, false
+		}
+		at, ok := m.at(addr, n)
+		return seg{mr: m, addr: at, n: n}, ok
+	}
+	if w := t.windows.at(place); w != nil {
+		return w.open(pd, p, rkey, addr, n, need)
+	}
+	return seg{}, false
 }

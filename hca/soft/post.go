@@ -17,6 +17,14 @@ func wcOpcode(op hca.SendOpcode) hca.WCOpcode {
 		return hca.WCCompSwap
 	case hca.OpAtomicFetchAdd:
 		return hca.WCFetchAdd
+	case hca.OpMaskedAtomicCmpSwap:
+		return hca.WCMaskedCompSwap
+	case hca.OpMaskedAtomicFetchAdd:
+		return hca.WCMaskedFetchAdd
+	case hca.OpBindMW:
+		return hca.WCBindMW
+	case hca.OpLocalInv:
+		return hca.WCLocalInv
 	}
 	return hca.WCSend
 }
@@ -24,23 +32,24 @@ func wcOpcode(op hca.SendOpcode) hca.WCOpcode {
 // checkSend says why a work request cannot be posted; nil if it can. Keys and
 // addresses are looked at when it is executed.
 func (q *QP) checkSend(w *hca.SendWR) (*AH, error) {
-	rdAtomic, atomic := false, false
+	atomic := isAtomic(w.Opcode)
+	rdAtomic := atomic || w.Opcode == hca.OpRDMARead
 	switch w.Opcode {
 	case hca.OpSend, hca.OpSendImm:
-	case hca.OpRDMAWrite, hca.OpRDMAWriteImm:
+	case hca.OpRDMAWrite, hca.OpRDMAWriteImm, hca.OpBindMW, hca.OpLocalInv:
+		// Binding and invalidating on UC too, as ibv_post_send(3) has it; rxe does
+		// not know the latter there.
 		if q.typ == hca.QPTypeUD {
 			return nil, fmt.Errorf("opcode %d on UD: %w", w.Opcode, einval)
 		}
-	case hca.OpAtomicCmpSwap, hca.OpAtomicFetchAdd:
-		atomic, rdAtomic = true, true
-	case hca.OpRDMARead:
-		rdAtomic = true
 	case hca.OpSendInv:
 		if !reliable(q.typ) {
 			return nil, fmt.Errorf("send with invalidate: %w", einval)
 		}
 	default:
-		return nil, fmt.Errorf("opcode %d: %w", w.Opcode, einval)
+		if !rdAtomic {
+			return nil, fmt.Errorf("opcode %d: %w", w.Opcode, einval)
+		}
 	}
 	if rdAtomic && (!reliable(q.typ) || q.s.attr.MaxRdAtomic == 0) {
 		return nil, fmt.Errorf("opcode %d without read and atomic resources: %w", w.Opcode, einval)
@@ -52,7 +61,7 @@ func (q *QP) checkSend(w *hca.SendWR) (*AH, error) {
 		return nil, fmt.Errorf("atomic without room for its result: %w", einval)
 	}
 	if w.Flags&hca.SendInline != 0 {
-		if rdAtomic || len(w.SGE) > 0 || uint64(len(w.Inline)) > uint64(q.cap.MaxInline) {
+		if rdAtomic || isLocal(w.Opcode) || len(w.SGE) > 0 || uint64(len(w.Inline)) > uint64(q.cap.MaxInline) {
 			return nil, fmt.Errorf("%d bytes inline: %w", len(w.Inline), einval)
 		}
 	} else if len(w.Inline) > 0 {

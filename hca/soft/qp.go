@@ -97,6 +97,8 @@ type QP struct {
 	s requester
 	r responder
 
+	windows windowList // of type 2, bound by this QP
+
 	woken              atomic.Bool              // what the head waited for may be there
 	waitIn             atomic.Pointer[waitList] // list it is parked in; links under its mu
 	waitPrev, waitNext *QP
@@ -294,8 +296,8 @@ func (q *QP) checkMcast(gid hca.GID, lid uint16) error {
 	return nil
 }
 
-// Close destroys the QP: nothing is completed after it. It waits, within
-// stuckWait, for copies under way.
+// Close destroys the QP: nothing is completed after it, and its windows of type 2
+// are free. It waits, within stuckWait, for copies under way.
 func (q *QP) Close() error {
 	q.modMu.Lock()
 	defer q.modMu.Unlock()
@@ -312,6 +314,7 @@ func (q *QP) Close() error {
 	}
 	q.s.mcast = nil
 	q.settle()
+	q.windows.close(q)
 	q.dev.qps.remove(q.num)
 	q.guard.close()
 	q.wakeWaiters()

@@ -95,6 +95,19 @@ type sendSlot struct {
 	qpn        uint32
 	qkey       uint32
 	srqn       uint32
+
+	compareAddMask, swapMask uint64
+}
+
+// setBind and bind keep a bind request in members that it does not need, so that
+// a slot stays within what a send is charged for.
+func (s *sendSlot) setBind(b *hca.Bind) {
+	s.qpn, s.qkey, s.rkey, s.srqn = b.MW, b.MR, b.RKey, uint32(b.Access)
+	s.remoteAddr, s.compareAdd = b.Addr, b.Length
+}
+
+func (s *sendSlot) bind() hca.Bind {
+	return hca.Bind{MW: s.qpn, MR: s.qkey, RKey: s.rkey, Access: hca.Access(s.srqn), Addr: s.remoteAddr, Length: s.compareAdd}
 }
 
 // sendRing is a send queue's storage; like recvRing.
@@ -140,6 +153,10 @@ func (r *sendRing) push(w *hca.SendWR, ah *AH) bool {
 		nsge: len(w.SGE), ninline: len(w.Inline),
 		remoteAddr: w.RemoteAddr, rkey: w.RKey, compareAdd: w.CompareAdd, swap: w.Swap,
 		ah: ah, qpn: w.RemoteQPN, qkey: w.RemoteQKey, srqn: w.RemoteSRQN,
+		compareAddMask: w.CompareAddMask, swapMask: w.SwapMask,
+	}
+	if w.Opcode == hca.OpBindMW {
+		r.slots[i].setBind(&w.Bind)
 	}
 	for k := range w.SGE {
 		r.slots[i].total += uint64(w.SGE[k].Length)

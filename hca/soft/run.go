@@ -292,8 +292,10 @@ func (q *QP) completeLocked(x *exec, st hca.WCStatus) bool {
 	s.ring.drop()
 	s.started = false
 	if st == hca.WCSuccess {
-		s.count.txBytes += x.length
-		s.count.txPkts += packets(x.length)
+		if !isLocal(x.op) {
+			s.count.txBytes += x.length
+			s.count.txPkts += packets(x.length)
+		}
 		if !q.sigAll && x.flags&hca.SendSignaled == 0 {
 			return true
 		}

@@ -11,6 +11,35 @@ type seg struct {
 	mr   *MR
 	addr uint64
 	n    uint64
+
+	mw    *MW    // reached through it; else nil
+	epoch uint64 // of the window's binding
+}
+
+// read fills p from an offset; errGone once region or window are closed.
+func (s *seg) read(p []byte, off uint64) error {
+	if s.mw == nil {
+		return s.mr.read(p, s.addr+off)
+	}
+	if !s.mw.enter(s.epoch) {
+		return errGone
+	}
+	err := s.mr.read(p, s.addr+off)
+	s.mw.leave(s.epoch)
+	return err
+}
+
+// write stores p at an offset; errGone as of read.
+func (s *seg) write(p []byte, off uint64) error {
+	if s.mw == nil {
+		return s.mr.write(p, s.addr+off)
+	}
+	if !s.mw.enter(s.epoch) {
+		return errGone
+	}
+	err := s.mr.write(p, s.addr+off)
+	s.mw.leave(s.epoch)
+	return err
 }
 
 // vec is a scatter/gather list, checked, with a cursor.
@@ -50,19 +79,15 @@ func (v *vec) resolve(pd *PD, need hca.Access) bool {
 	return true
 }
 
-// one makes a list of a single remote range; false if the key does not allow it.
-func (v *vec) one(pd *PD, rkey uint32, addr, n uint64, need hca.Access) bool {
+// one makes a list of a single range that a request names at p; false if the key
+// does not allow it.
+func (v *vec) one(pd *PD, p *QP, rkey uint32, addr, n uint64, need hca.Access) bool {
 	v.segs, v.n, v.i, v.off = v.segs[:0], n, 0, 0
-	m := pd.ctx.dev.mrs.lookup(rkey)
-	if m == nil || m.pd != pd || m.access&need != need {
-		return false
+	s, ok := pd.ctx.dev.mrs.remote(pd, p, rkey, addr, n, need)
+	if ok {
+		v.segs = append(v.segs, s)
 	}
-	at, ok := m.at(addr, n)
-	if !ok {
-		return false
-	}
-	v.segs = append(v.segs, seg{mr: m, addr: at, n: n})
-	return true
+	return ok
 }
 
 // skip moves the cursor n bytes on.
@@ -82,7 +107,7 @@ func (v *vec) read(p []byte) error {
 	for len(p) > 0 {
 		s := &v.segs[v.i]
 		k := min(uint64(len(p)), s.n-v.off)
-		if err := s.mr.read(p[:k], s.addr+v.off); err != nil {
+		if err := s.read(p[:k], v.off); err != nil {
 			return err
 		}
 		p = p[k:]
@@ -96,7 +121,7 @@ func (v *vec) write(p []byte) error {
 	for len(p) > 0 {
 		s := &v.segs[v.i]
 		k := min(uint64(len(p)), s.n-v.off)
-		if err := s.mr.write(p[:k], s.addr+v.off); err != nil {
+		if err := s.write(p[:k], v.off); err != nil {
 			return err
 		}
 		p = p[k:]
