@@ -64,6 +64,7 @@ type process struct {
 	execed atomic.Bool // it runs another image than the opener's
 	// netRaw is CAP_NET_RAW.
 	netRaw bool
+	shared []hca.SharedPiece
 	// checking runs once, inside the next CheckRange.
 	checking func()
 }
@@ -76,6 +77,9 @@ func (p *process) CanNetRaw() bool               { return p.netRaw }
 func (p *process) Key() string                   { return fmt.Sprint(p.pid) }
 func (p *process) Get()                          { p.refs.Add(1) }
 func (p *process) Put()                          { p.refs.Add(-1) }
+func (p *process) SharedPieces(_, _ uint64) ([]hca.SharedPiece, error) {
+	return p.shared, nil
+}
 func (p *process) CheckRange(addr, n uint64, write bool) error {
 	if f := p.checking; f != nil {
 		p.checking = nil

@@ -52,6 +52,16 @@ func (c *call) checkRange(start, length uint64, access hca.Access) error {
 	return c.f.proc.CheckRange(start, length, access&hca.AccessNeedsWritable != 0)
 }
 
+// shared are the pieces of a range that a region for atomics shares with others.
+func (c *call) shared(start, length uint64, access hca.Access) ([]hca.SharedPiece, error) {
+	if access&hca.AccessRemoteAtomic == 0 {
+		return nil, nil
+	}
+	c.f.user.checking.Lock()
+	defer c.f.user.checking.Unlock()
+	return c.f.proc.SharedPieces(start, length)
+}
+
 // regMR follows ib_uverbs_reg_mr and ib_umem_get: arguments, charge, pages.
 func regMR(c *call, in *abi.RegMR, out *abi.RegMRResp) error {
 	if in.Start&pageMask != in.HCAVA&pageMask {
@@ -73,7 +83,11 @@ func regMR(c *call, in *abi.RegMR, out *abi.RegMRResp) error {
 	if err != nil {
 		return err
 	}
-	mr, err := pd.RegMR(hca.MRInit{Mem: c.f.proc, Start: in.Start, Length: in.Length, IOVA: in.HCAVA, Access: access})
+	init := hca.MRInit{Mem: c.f.proc, Start: in.Start, Length: in.Length, IOVA: in.HCAVA, Access: access, Space: c.f.proc.Key()}
+	var mr hca.MR
+	if init.Shared, err = c.shared(in.Start, in.Length, access); err == nil {
+		mr, err = pd.RegMR(init)
+	}
 	if err != nil {
 		c.f.unpin(&charge)
 		return err
@@ -122,13 +136,20 @@ func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
 			return err
 		}
 		how.Mem, how.Start, how.Length, how.IOVA = c.f.proc, in.Start, in.Length, in.HCAVA
+		how.Shared, err = c.shared(in.Start, in.Length, how.Access)
 	case how.Access&hca.AccessNeedsWritable != 0 && mr.access&hca.AccessNeedsWritable == 0:
 		// A region that was only read is to be written: may its owner?
 		if err := c.checkRange(mr.start, mr.length, how.Access); err != nil {
 			return err
 		}
 	}
-	made, err := mr.hca.Rereg(how)
+	if flags&(hca.ReregTrans|hca.ReregAccess) == hca.ReregAccess {
+		how.Shared, err = c.shared(mr.start, mr.length, how.Access)
+	}
+	var made hca.MR
+	if err == nil {
+		made, err = mr.hca.Rereg(how)
+	}
 	if err != nil {
 		if flags&hca.ReregTrans != 0 {
 			c.f.unpin(&charge)

@@ -83,6 +83,9 @@ type Process interface {
 	CanNetRaw() bool
 	// CheckRange is EFAULT unless every byte is mapped and, if write, writable.
 	CheckRange(addr, length uint64, write bool) error
+	// SharedPieces are the pieces of a range that other processes may have
+	// mapped too, as far as can be seen now.
+	SharedPieces(addr, length uint64) ([]hca.SharedPiece, error)
 	Get()
 	Put()
 }

@@ -101,6 +101,20 @@ type MRInit struct {
 	Length uint64 // bytes
 	IOVA   uint64 // the address that work requests use for byte 0
 	Access Access
+	// Atomics are atomic to each other wherever they come from (IB_ATOMIC_HCA).
+	// Space is comparable and names the address space, by however many Memories it
+	// is reached; nil: Mem's own. Shared are the pieces of the range that other
+	// clients may have too, under addresses of their own; they count for a region
+	// with AccessRemoteAtomic only.
+	Space  any
+	Shared []SharedPiece
+}
+
+// SharedPiece is memory that is the same for all who name it by Key, which is
+// comparable.
+type SharedPiece struct {
+	Start, End uint64 // the client's addresses
+	Key        any
 }
 
 // MR is a memory region. Its keys, and those of windows, cannot be told from other
@@ -132,7 +146,8 @@ type MRRereg struct {
 	Start  uint64
 	Length uint64
 	IOVA   uint64
-	Access Access // ReregAccess
+	Access Access        // ReregAccess
+	Shared []SharedPiece // ReregTrans and ReregAccess; as in MRInit
 }
 
 // MW is a memory window (IBTA 1.4 §10.6.7.2): a part of a region, with rights of

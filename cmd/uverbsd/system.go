@@ -7,6 +7,7 @@ import (
 
 	"github.com/uverbsd/uverbsd/cuse/caller"
 	"github.com/uverbsd/uverbsd/dispatch"
+	"github.com/uverbsd/uverbsd/hca"
 )
 
 // system is cuse/caller as a dispatch.System.
@@ -105,3 +106,18 @@ func (s standing) Write(b []byte, addr uint64) error { return s.s.WriteMem(addr,
 type process struct{ *caller.Process }
 
 func (p process) Get() { p.Process.Get() }
+
+// sharedKey tells files apart.
+type sharedKey struct{ dev, ino uint64 }
+
+func (p process) SharedPieces(addr, length uint64) ([]hca.SharedPiece, error) {
+	ranges, err := p.SharedRanges(addr, length)
+	if err != nil {
+		return nil, err
+	}
+	var l []hca.SharedPiece
+	for _, r := range ranges {
+		l = append(l, hca.SharedPiece{Start: r.Start, End: r.End, Key: sharedKey{r.Dev, r.Ino}})
+	}
+	return l, nil
+}

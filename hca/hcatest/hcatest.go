@@ -25,7 +25,7 @@ type testCase struct {
 }
 
 var cases = concat(objectCases, stateCases, rcCases, rdmaCases, errorCases, retryCases, srqCases, cqCases, udCases, ucCases, blockCases, raceCases,
-	reregCases, mwCases, moderationCases, xrcCases, windowCases, windowRaceCases, invCases, maskedCases, keyCases, crowdCases)
+	reregCases, mwCases, moderationCases, xrcCases, windowCases, windowRaceCases, invCases, maskedCases, keyCases, crowdCases, sharedCases)
 
 func concat(l ...[]testCase) []testCase {
 	var all []testCase

@@ -277,14 +277,15 @@ func (x *exec) read(p *QP) (verdict, hca.WCStatus) {
 }
 
 // atomic does COMPARE SWAP and FETCH ADD, plain and masked, on 8 bytes in the
-// host's order, one at a time per address space.
+// host's order, one at a time per space.
 func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
 	if v, st, ok := x.remote(p, hca.AccessRemoteAtomic, 8); !ok {
 		return v, st
 	}
 	x.length = 8
 	target := &x.dst.segs[0]
-	if !target.mr.space.lockOrPark(x.q) {
+	space := target.mr.spaceAt(target.addr)
+	if !space.lockOrPark(x.q) {
 		return needPlace, 0
 	}
 	word := x.small[:8]
@@ -302,7 +303,7 @@ func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
 			}
 		}
 	}
-	target.mr.space.unlock()
+	space.unlock()
 	// The old value goes to the requester, in its order too.
 	if res == movedAll && x.src.write(word) != nil {
 		res = badSrc

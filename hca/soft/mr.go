@@ -3,6 +3,7 @@ package soft
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -12,9 +13,10 @@ import (
 // errGone is a copy through a region that was closed meanwhile.
 var errGone = errors.New("memory region is closed")
 
-// space is one client address space, shared by the regions in it. It makes
-// atomics atomic among each other.
+// space is memory in which atomics are atomic among each other: one client's
+// address space, or what several share.
 type space struct {
+	key  any // in mrTable.spaces; nil: is not there
 	refs int // regions; guarded by mrTable.mu
 
 	// mu guards busy. Leaf.
@@ -23,8 +25,8 @@ type space struct {
 	waiters waitList
 }
 
-func newSpace() *space {
-	s := &space{}
+func newSpace(key any) *space {
+	s := &space{key: key}
 	s.waiters.ready = func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -60,8 +62,10 @@ type MR struct {
 	dev    *Device
 	pd     *PD
 	mem    hca.Memory
-	space  *space
-	key    uint32 // lkey and rkey, see keys.go
+	named  any      // MRInit.Space
+	space  *space   // of mem
+	shared []shared // pieces of the range that are in other spaces
+	key    uint32   // lkey and rkey, see keys.go
 	start  uint64
 	length uint64
 	iova   uint64
@@ -72,6 +76,31 @@ type MR struct {
 
 	// bound counts the windows bound to it; -1: there will be none any more.
 	bound atomic.Int32
+}
+
+// shared is a piece of a region that others may have too.
+type shared struct {
+	hca.SharedPiece
+	space *space
+}
+
+// newShared are the pieces, still without their spaces.
+func newShared(pieces []hca.SharedPiece) []shared {
+	var l []shared
+	for _, p := range pieces {
+		l = append(l, shared{SharedPiece: p})
+	}
+	return l
+}
+
+// spaceAt is the space of the word at a client's address.
+func (m *MR) spaceAt(addr uint64) *space {
+	for i := range m.shared {
+		if p := &m.shared[i]; p.Start <= addr && addr < p.End {
+			return p.space
+		}
+	}
+	return m.space
 }
 
 var _ hca.MR = (*MR)(nil)
@@ -87,7 +116,7 @@ func (p *PD) RegMR(in hca.MRInit) (hca.MR, error) {
 	if err := checkAccess(in.Access); err != nil {
 		return nil, fmt.Errorf("reg mr: %w", err)
 	}
-	m := &MR{dev: d, pd: p, mem: in.Mem, start: in.Start, length: in.Length, iova: in.IOVA, access: in.Access}
+	m := &MR{dev: d, pd: p, mem: in.Mem, start: in.Start, length: in.Length, iova: in.IOVA, access: in.Access, named: in.Space, shared: newShared(in.Shared)}
 	if err := d.mrs.insert(m); err != nil {
 		return nil, fmt.Errorf("reg mr: %w", err)
 	}
@@ -182,13 +211,15 @@ func (m *MR) changed(in *hca.MRRereg) (*MR, error) {
 	case in.Flags&^hca.ReregSupported != 0:
 		return nil, fmt.Errorf("flags %#x: %w", in.Flags, eopnotsupp)
 	}
-	n := &MR{dev: m.dev, pd: m.pd, mem: m.mem, space: m.space, key: m.key, start: m.start, length: m.length, iova: m.iova, access: m.access}
+	n := &MR{dev: m.dev, pd: m.pd, mem: m.mem, named: m.named, shared: slices.Clone(m.shared), key: m.key, start: m.start, length: m.length, iova: m.iova, access: m.access}
 	if in.Flags&hca.ReregTrans != 0 {
 		if err := m.dev.checkRange(in.Mem, in.Start, in.Length, in.IOVA); err != nil {
 			return nil, err
 		}
-		n.space = nil // the table's to find
 		n.mem, n.start, n.length, n.iova = in.Mem, in.Start, in.Length, in.IOVA
+	}
+	if in.Flags&(hca.ReregTrans|hca.ReregAccess) != 0 {
+		n.shared = newShared(in.Shared)
 	}
 	if in.Flags&hca.ReregPD != 0 {
 		pd, ok := in.PD.(*PD)

@@ -56,7 +56,7 @@ type mrTable struct {
 	n      uint32         // regions
 	ids    numbers        // index<<8 | last low byte; index 0 is not used
 	random randomBytes    // for low bytes
-	spaces map[any]*space // by hca.Memory
+	spaces map[any]*space // by hca.Memory, or by hca.SharedPiece.Key
 }
 
 func (t *mrTable) init(maxMR, maxMW uint32) {
@@ -95,13 +95,12 @@ func (t *mrTable) insert(m *MR) error {
 	}
 	t.n++
 	m.key = key
-	m.space = t.joinLocked(m.mem)
+	t.joinLocked(m)
 	t.regions.put(place, m)
 	return nil
 }
 
-// replace puts n, which has m's key, into m's place, and makes m dead. n.space is
-// m's, or nil for it to be found. EINVAL if m is closed or has windows.
+// replace puts n, which has m's key, into m's place, and makes m dead. EINVAL if m is closed or has windows.
 func (t *mrTable) replace(m, n *MR) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -111,10 +110,8 @@ func (t *mrTable) replace(m, n *MR) error {
 	if err := m.seal(); err != nil {
 		return err
 	}
-	if n.space == nil { // else m's reference passes to n
-		n.space = t.joinLocked(n.mem)
-		t.leaveLocked(m)
-	}
+	t.joinLocked(n)
+	t.leaveLocked(m)
 	t.regions.put(t.index(m.key), n)
 	m.dead.Store(true)
 	return nil
@@ -159,25 +156,41 @@ func (t *mrTable) removeWindow(key uint32) {
 	t.freeKeyLocked(key)
 }
 
-// joinLocked is the space of a memory, with one more reference.
-func (t *mrTable) joinLocked(mem hca.Memory) *space {
-	if !reflect.TypeOf(mem).Comparable() {
-		s := newSpace()
-		s.refs = 1
-		return s
+// joinLocked finds m's spaces, with one more reference each.
+func (t *mrTable) joinLocked(m *MR) {
+	key := m.named
+	if key == nil && reflect.TypeOf(m.mem).Comparable() {
+		key = m.mem
 	}
-	s := t.spaces[mem]
-	if s == nil {
-		s = newSpace()
-		t.spaces[mem] = s
+	m.space = t.spaceLocked(key)
+	for i := range m.shared {
+		m.shared[i].space = t.spaceLocked(m.shared[i].Key)
+	}
+}
+
+func (t *mrTable) spaceLocked(key any) *space {
+	s := t.spaces[key]
+	if s == nil || key == nil {
+		s = newSpace(key)
+		if key != nil {
+			t.spaces[key] = s
+		}
 	}
 	s.refs++
 	return s
 }
 
+// leaveLocked gives back what joinLocked took.
 func (t *mrTable) leaveLocked(m *MR) {
-	if m.space.refs--; m.space.refs == 0 && reflect.TypeOf(m.mem).Comparable() {
-		delete(t.spaces, m.mem)
+	t.putSpaceLocked(m.space)
+	for _, p := range m.shared {
+		t.putSpaceLocked(p.space)
+	}
+}
+
+func (t *mrTable) putSpaceLocked(s *space) {
+	if s.refs--; s.refs == 0 && s.key != nil {
+		delete(t.spaces, s.key)
 	}
 }
 
