@@ -270,15 +270,35 @@ func (c *call) read(b []byte, addr uint64) error {
 }
 
 // use locks a handle for the length of the command. ENOENT: there is none.
-// EINVAL: of another kind. EBUSY: being destroyed. Kernels before 6.15 and its
-// backports say EINVAL to all of it (uobj_get_obj_read).
+// EINVAL: of another kind. EIO: the device was removed. EBUSY: being destroyed.
+// Kernels before 6.15 and its backports say EINVAL to all of it
+// (uobj_get_obj_read).
 func (c *call) use(kind idr.Kind, id uint32) (*idr.Object, error) {
+	if err := c.usable(kind, id); err != nil {
+		return nil, err
+	}
 	o, err := c.f.objects.Use(kind, id)
 	if err != nil {
 		return nil, err
 	}
+	if c.f.dev.removed.Load() { // once more: now it can be dead
+		o.Done()
+		return nil, errRemoved
+	}
 	c.used = append(c.used, o)
 	return o, nil
+}
+
+// usable is the error of a handle on a device that was removed. It takes no lock,
+// which would hold up the removal.
+func (c *call) usable(kind idr.Kind, id uint32) error {
+	if !c.f.dev.removed.Load() {
+		return nil
+	}
+	if err := c.f.objects.Check(kind, id); err != nil {
+		return err
+	}
+	return errRemoved
 }
 
 // useXRCD is use for an XRC domain, of which commands say EINVAL whatever is
@@ -336,8 +356,12 @@ func (c *call) finish(err error) error {
 	return err
 }
 
-// context is the file's ucontext. EINVAL without one (ib_uverbs_get_ucontext).
+// context is the file's ucontext. EIO: the device was removed. EINVAL without one
+// (ib_uverbs_get_ucontext).
 func (c *call) context() (*ucontext, error) {
+	if c.f.dev.removed.Load() {
+		return nil, errRemoved
+	}
 	if u := c.f.ctx.Load(); u != nil {
 		return u, nil
 	}

@@ -268,7 +268,13 @@ func newRig(t *testing.T) *rig { return newRigWith(t, dispatch.DefaultLimits()) 
 
 func newRigWith(t *testing.T, limits dispatch.Limits) *rig {
 	t.Helper()
-	engine, err := soft.New(loop.New(), soft.Config{GUID: hca.GUID{0, 0x11, 0x75, 0, 0, 0, 0, 1}})
+	return newRigOn(t, loop.New(), 1, limits)
+}
+
+// newRigOn is a rig whose device is the nth on a fabric, with LID n.
+func newRigOn(t *testing.T, fabric *loop.Fabric, n byte, limits dispatch.Limits) *rig {
+	t.Helper()
+	engine, err := soft.New(fabric, soft.Config{GUID: hca.GUID{0, 0x11, 0x75, 0, 0, 0, 0, n}})
 	if err != nil {
 		t.Fatal(err)
 	}

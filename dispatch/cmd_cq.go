@@ -136,7 +136,7 @@ func exModifyCQ(c *call, in *abi.ExModifyCQ) error {
 }
 
 func destroyCQ(c *call, in *abi.DestroyCQ, out *abi.DestroyCQResp) error {
-	return c.f.objects.Destroy(kindCQ, in.CQHandle, func(o *idr.Object) error {
+	return c.f.destroyHandle(kindCQ, in.CQHandle, func(o *idr.Object) error {
 		cq := o.Value.(*cqObject)
 		if err := c.f.destroy(o); err != nil {
 			return err

@@ -21,6 +21,9 @@ func getContext(c *call) error {
 		return err
 	}
 	f := c.f
+	if f.dev.removed.Load() {
+		return errRemoved
+	}
 	f.mu.Lock()
 	if f.opening || f.ctx.Load() != nil {
 		f.mu.Unlock()

@@ -110,11 +110,17 @@ func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
 	case flags&hca.ReregTrans != 0 && in.Start&pageMask != in.HCAVA&pageMask:
 		return unix.EINVAL
 	}
+	if err := c.usable(kindMR, in.MRHandle); err != nil {
+		return err
+	}
 	o, err := c.f.objects.UseAlone(kindMR, in.MRHandle)
 	if err != nil {
 		return err
 	}
 	defer o.DoneAlone()
+	if c.f.dev.removed.Load() { // once more: now it can be dead
+		return errRemoved
+	}
 	mr := o.Value.(*mrObject)
 	how := hca.MRRereg{Flags: flags, Access: mr.access}
 	if flags&hca.ReregAccess != 0 {

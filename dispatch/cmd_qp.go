@@ -185,7 +185,7 @@ func qpBytes(c *hca.QPCap) uint64 {
 }
 
 func destroyQP(c *call, in *abi.DestroyQP, out *abi.EventsResp) error {
-	return c.f.objects.Destroy(kindQP, in.QPHandle, func(o *idr.Object) error {
+	return c.f.destroyHandle(kindQP, in.QPHandle, func(o *idr.Object) error {
 		qp := o.Value.(*qpObject)
 		if qp.mcasts.attached() {
 			return unix.EBUSY // uverbs_free_qp

@@ -139,7 +139,7 @@ func querySRQ(c *call, in *abi.QuerySRQ, out *abi.QuerySRQResp) error {
 }
 
 func destroySRQ(c *call, in *abi.DestroyQP, out *abi.EventsResp) error {
-	return c.f.objects.Destroy(kindSRQ, in.QPHandle, func(o *idr.Object) error {
+	return c.f.destroyHandle(kindSRQ, in.QPHandle, func(o *idr.Object) error {
 		srq := o.Value.(*srqObject)
 		if err := c.f.destroy(o); err != nil {
 			return err

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/pin"
@@ -37,15 +38,17 @@ type Device struct {
 	cfg     Config
 	sweeper sweeper
 	xrcds   xrcdTable
+	removed atomic.Bool   // Remove has begun; set with mu held
+	awaited atomic.Bool   // Remove waits for commands no longer
+	ended   chan struct{} // capacity 1: a command has ended since Remove began
 
 	// mu guards the members below. Leaf.
-	mu      sync.Mutex
-	files   map[*File]struct{}
-	coming  map[int]*eventFile // by tid: opens that a running Install causes
-	stopped bool
+	mu     sync.Mutex
+	files  map[*File]struct{}
+	coming map[int]*eventFile // by tid: opens that a running Install causes
 }
 
-// NewDevice serves hca d; there is nothing to close but its files.
+// NewDevice serves cfg.HCA until Remove; there is nothing to close but its files.
 func NewDevice(cfg Config) *Device {
 	if cfg.Log == nil {
 		cfg.Log = zap.NewNop()
@@ -56,7 +59,7 @@ func NewDevice(cfg Config) *Device {
 	if cfg.Users == nil {
 		cfg.Users = NewUsers(DefaultLimits())
 	}
-	return &Device{cfg: cfg, files: make(map[*File]struct{}), coming: make(map[int]*eventFile)}
+	return &Device{cfg: cfg, ended: make(chan struct{}, 1), files: make(map[*File]struct{}), coming: make(map[int]*eventFile)}
 }
 
 // Handle is an open file of the node: a command file or an event file.
@@ -73,7 +76,8 @@ type Handle interface {
 }
 
 // Open answers for an open(2) of the node. EACCES: the caller cannot be
-// identified. ENFILE: MaxFiles.
+// identified. ENFILE: MaxFiles, or the bound of Users. ENXIO: the device was
+// removed.
 func (d *Device) Open(r Request) (Handle, error) {
 	d.mu.Lock()
 	ev, ours := d.coming[r.TID()]
@@ -85,6 +89,9 @@ func (d *Device) Open(r Request) (Handle, error) {
 	if ours {
 		ev.opened()
 		return ev, nil
+	}
+	if d.removed.Load() {
+		return nil, errGoing
 	}
 	if n >= d.cfg.MaxFiles {
 		return nil, fmt.Errorf("open: %d files are open, limit %d: %w", n, d.cfg.MaxFiles, unix.ENFILE)
@@ -117,15 +124,15 @@ func (d *Device) newFile(r Request, user *account) (*File, error) {
 	}
 	f.active.Store(1)
 	d.mu.Lock()
-	stopped := d.stopped
-	if !stopped {
+	removed := d.removed.Load()
+	if !removed {
 		d.files[f] = struct{}{}
 		f.pins = d.cfg.Pins.Open(p)
 	}
 	d.mu.Unlock()
-	if stopped {
+	if removed {
 		p.Put()
-		return nil, fmt.Errorf("open: device is going: %w", unix.ENODEV)
+		return nil, errGoing
 	}
 	return f, nil
 }
@@ -188,13 +195,6 @@ func blame(err error) zapcore.Level {
 	return zap.WarnLevel
 }
 
-// Stop refuses new opens. Files that are open go on until their Release.
-func (d *Device) Stop() {
-	d.mu.Lock()
-	d.stopped = true
-	d.mu.Unlock()
-}
-
 // FileInfo is an open context, for status.
 type FileInfo struct {
 	PID     int            `json:"pid"`
@@ -232,6 +232,10 @@ func (d *Device) logPin(f *File, err error) {
 		ce.Write(zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Uint64("pinned_bytes", f.pins.Pinned()), zap.Error(err))
 	}
 }
+
+// errGoing is the open of a device that is being removed: what the kernel says
+// once the character device is deleted, as it is before all else (chrdev_open).
+var errGoing = fmt.Errorf("open: device was removed: %w", unix.ENXIO)
 
 // errBusyContext is a second GET_CONTEXT (ib_init_ucontext).
 var errBusyContext = fmt.Errorf("file has a context already: %w", unix.EINVAL)

@@ -12,7 +12,7 @@
 // once. A post is answered before its payload moves; the same goroutine then
 // runs the queue (hca.QP.Run).
 //
-// Lock order: File.mu → eventFile.mu; the other locks are leaves. None is held
-// while client memory is touched or a reply is sent, and but for mcastList.mu
-// none while the device is called.
+// Lock order: File.hw → File.mu → eventFile.mu; the other locks are leaves. None
+// is held while client memory is touched or a reply is sent, but for File.hw, and
+// none while the device is called, but for that, mcastList.mu and xrcdTable.mu.
 package dispatch

@@ -58,6 +58,7 @@ type eventFile struct {
 	open    bool // the client has its descriptor
 	closed  bool // and has closed it, or its context is gone
 	gone    bool // the context is gone: readers see EIO
+	last    bool // the device is gone: no event comes any more
 }
 
 // waitingRead is a read() that waits for an event.
@@ -120,15 +121,35 @@ func (e *eventFile) recordSize() int {
 // push queues an event and wakes whoever waits. Never blocks.
 func (e *eventFile) push(element uint64, typ uint32, src *eventSource) {
 	e.mu.Lock()
-	if e.closed || !e.open || len(e.queue) >= MaxEvents {
+	if e.closed || !e.open || e.last || len(e.queue) >= MaxEvents {
 		e.mu.Unlock()
 		return
 	}
-	ev := event{element, typ, src}
 	if len(e.waiting) == 0 && e.f.takeQueue(eventBytes) != nil {
 		e.mu.Unlock()
 		return // as the kernel without memory (ib_uverbs_async_handler)
 	}
+	e.pushLocked(event{element, typ, src})
+}
+
+// pushLast is push of an event that is never lost: over every bound, and nothing
+// comes after it.
+func (e *eventFile) pushLast(element uint64, typ uint32) {
+	e.mu.Lock()
+	if e.closed || !e.open || e.last {
+		e.mu.Unlock()
+		return
+	}
+	e.last = true
+	if len(e.waiting) == 0 {
+		e.f.forceQueue(eventBytes)
+	}
+	e.pushLocked(event{element: element, typ: typ})
+}
+
+// pushLocked queues a paid event, or gives it to who waits, who costs nothing. It
+// unlocks.
+func (e *eventFile) pushLocked(ev event) {
 	if len(e.waiting) > 0 {
 		r := e.waiting[0].r
 		e.waiting = e.waiting[1:]
@@ -138,8 +159,8 @@ func (e *eventFile) push(element uint64, typ uint32, src *eventSource) {
 		return
 	}
 	e.queue = append(e.queue, ev)
-	if src != nil {
-		src.unread++
+	if ev.src != nil {
+		ev.src.unread++
 	}
 	kh, notify := e.kh, e.notify
 	e.notify = false
@@ -199,13 +220,17 @@ func (e *eventFile) purge(src *eventSource) {
 	}
 }
 
-// detach ends the file: its context is gone. Readers that wait get EIO.
-func (e *eventFile) detach() {
+// detach ends the file: its context is gone. Readers that wait get EIO; what is
+// unread may still be read if it is kept.
+func (e *eventFile) detach(keep bool) {
 	e.uncharge()
 	e.mu.Lock()
-	e.closed, e.gone = true, true
-	e.giveLocked(len(e.queue))
-	e.queue = nil
+	e.gone = true
+	if !keep || e.closed {
+		e.giveLocked(len(e.queue))
+		e.queue = nil
+	}
+	e.closed = true
 	waiting := e.waiting
 	e.waiting = nil
 	kh, notify := e.kh, e.notify
@@ -292,15 +317,16 @@ func (e *eventFile) interrupted(w *waitingRead) {
 	e.mu.Unlock()
 }
 
-// Poll says POLLIN when an event waits, POLLERR when the context is gone.
+// Poll says POLLIN when an event waits, else POLLERR when the context is gone
+// (ib_uverbs_event_poll).
 func (e *eventFile) Poll(r Request, kh uint64, notify bool) {
 	e.mu.Lock()
 	var ready uint32
 	if len(e.queue) > 0 {
 		ready = unix.POLLIN | pollRdNorm
 	}
-	if e.gone {
-		ready |= unix.POLLERR
+	if ready == 0 && e.gone {
+		ready = unix.POLLERR
 	}
 	e.kh = kh
 	if notify {

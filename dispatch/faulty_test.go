@@ -17,6 +17,7 @@ type faulty struct {
 	fail int // how many creates from now one is refused; 0: none
 	// await stands in for every CQ's Await, if it is set.
 	await func(hca.Waiter) bool
+	last  hca.Notifier // of the newest context
 }
 
 func newFaulty(d hca.Device) *faulty { return &faulty{Device: d, live: map[string]int{}} }
@@ -115,6 +116,9 @@ type (
 )
 
 func (d *faulty) AllocUContext(n hca.Notifier) (hca.UContext, error) {
+	d.mu.Lock()
+	d.last = n
+	d.mu.Unlock()
 	return makeObject(d, "context", func() (hca.UContext, error) {
 		u, err := d.Device.AllocUContext(n)
 		return &faultyContext{u, d}, err

@@ -31,8 +31,14 @@ type File struct {
 	objects idr.Table
 	ctx     atomic.Pointer[ucontext]
 
+	// hw is held shared by commands that destroy, exclusively while all objects
+	// go (ib_uverbs_file.hw_destroy_rwsem). Outermost.
+	hw   sync.RWMutex
+	done atomic.Bool // nothing is left on the device; set with hw held
+
 	// mu guards the members below.
 	mu       sync.Mutex
+	told     bool                 // of the device's removal
 	opening  bool                 // a GET_CONTEXT is under way
 	channels map[int32]*eventFile // completion channels by the client's fd
 }
@@ -91,28 +97,34 @@ func (f *File) WholeSize(first []byte) int { return wholeSize(first) }
 func (f *File) Release() { f.leave() }
 
 func (f *File) leave() {
-	if f.active.Add(-1) == 0 {
+	last := f.active.Add(-1) == 0
+	if last {
 		f.teardown()
+	}
+	if f.dev.removed.Load() {
+		f.commandEnded()
 	}
 }
 
 // teardown destroys what is left, newest first.
 func (f *File) teardown() {
+	f.hw.Lock()
 	u := f.ctx.Load()
+	f.mu.Lock()
+	told, channels := f.told, f.channels
+	f.channels = nil
+	f.mu.Unlock()
 	if u != nil {
-		u.async.detach() // first: nobody reads what the objects' ends would say
+		// First: nobody reads what the objects' ends would say. That the device
+		// has gone, everybody may.
+		u.async.detach(told)
 	}
 	left := f.objects.Teardown(f.destroy)
 	f.dev.logTeardown(f, len(left))
-	if u != nil {
-		_ = u.hca.Close()
-	}
-	f.mu.Lock()
-	channels := f.channels
-	f.channels = nil
-	f.mu.Unlock()
+	f.closeContext(u)
+	f.hw.Unlock()
 	for _, ev := range channels {
-		ev.detach()
+		ev.detach(false)
 	}
 	f.dev.mu.Lock()
 	delete(f.dev.files, f)
@@ -145,9 +157,13 @@ func (f *File) channel(tid int, fd int32) (*eventFile, error) {
 
 func (f *File) addChannel(fd int32, ev *eventFile) {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.channels != nil {
 		f.channels[fd] = ev
+	}
+	late := f.told
+	f.mu.Unlock()
+	if late {
+		ev.detach(false)
 	}
 }
 
@@ -163,8 +179,10 @@ func (f *File) dropChannel(ev *eventFile) {
 
 func (f *File) info() FileInfo {
 	counts := make(map[string]int)
-	for k, n := range f.objects.Counts() {
-		counts[kindNames[k]] = n
+	if !f.dev.removed.Load() { // else they are handles and no more
+		for k, n := range f.objects.Counts() {
+			counts[kindNames[k]] = n
+		}
 	}
 	if f.ctx.Load() != nil {
 		counts[kindNames[kindContext]] = 1

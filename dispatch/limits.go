@@ -150,16 +150,29 @@ type Users struct {
 	// mu guards users and the accounts' refs. Leaf.
 	mu    sync.Mutex
 	users map[uint32]*account
+	files int // open, of all users
+	most  int // files at a time; 0: no bound
 }
 
 // NewUsers bounds every user and context by l.
 func NewUsers(l Limits) *Users { return &Users{limits: l, users: make(map[uint32]*account)} }
+
+// Most bounds the open files of all users on all devices together, as the daemon's
+// own descriptor limit does; 0, as at first, is no bound.
+func (u *Users) Most(files int) {
+	u.mu.Lock()
+	u.most = files
+	u.mu.Unlock()
+}
 
 // open is the account of a user who opens a file, which is counted. ENFILE over
 // the bound.
 func (u *Users) open(uid uint32) (*account, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	if u.most > 0 && u.files >= u.most {
+		return nil, fmt.Errorf("%d files are open on all devices, limit %d (raise the daemon's RLIMIT_NOFILE): %w", u.files, u.most, unix.ENFILE)
+	}
 	a := u.users[uid]
 	if a == nil {
 		a = newAccount(fmt.Sprintf("uid %d", uid), &u.limits.User)
@@ -169,6 +182,7 @@ func (u *Users) open(uid uint32) (*account, error) {
 		return nil, err
 	}
 	a.refs++
+	u.files++
 	return a, nil
 }
 
@@ -186,6 +200,7 @@ func (u *Users) close(uid uint32, a *account) {
 	a.give(kindContext, 0)
 	u.mu.Lock()
 	defer u.mu.Unlock()
+	u.files--
 	if a.refs--; a.refs == 0 {
 		delete(u.users, uid)
 	}
@@ -218,6 +233,12 @@ func (f *File) takeQueue(bytes uint64) error {
 		return f.user.over("bytes of queues", &f.user.queue, unix.ENOMEM)
 	}
 	return nil
+}
+
+// forceQueue is takeQueue over every bound.
+func (f *File) forceQueue(bytes uint64) {
+	f.context.queue.now.Add(int64(bytes))
+	f.user.queue.now.Add(int64(bytes))
 }
 
 func (f *File) giveQueue(bytes uint64) {

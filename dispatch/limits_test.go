@@ -1,6 +1,7 @@
 package dispatch_test
 
 import (
+	"errors"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -136,6 +137,27 @@ func TestRow8Limits(t *testing.T) {
 			t.Errorf("%d bytes charged to the user", n)
 		}
 		other.h.Release()
+		g.empty()
+	})
+	t.Run("contexts of all devices", func(t *testing.T) {
+		g := newRig(t)
+		g.users.Most(2)
+		a, b := g.client(100), g.client(200)
+		if _, err := g.dev.Open(newRequest(100)); !errors.Is(err, unix.ENFILE) {
+			t.Errorf("a third context: %v", err)
+		}
+		g.dev.Remove() // files that are open count as before
+		second := dispatch.NewDevice(dispatch.Config{HCA: g.hca, System: g.machine, Pins: &g.pins, Users: g.users})
+		if _, err := second.Open(newRequest(100)); !errors.Is(err, unix.ENFILE) {
+			t.Errorf("on another device: %v", err)
+		}
+		a.h.Release()
+		h, err := second.Open(newRequest(100))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Release()
+		b.h.Release()
 		g.empty()
 	})
 	t.Run("contexts", func(t *testing.T) {

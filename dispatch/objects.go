@@ -38,15 +38,20 @@ type object interface {
 	release()
 }
 
-// destroy closes o and lets go of what it needed. It is the one way out of
-// every object: destroy command, undo of a create, and close of the file.
+// destroy closes o and lets go of what it needed, if that has not been done. It is
+// the one way out of every object: destroy command, undo of a create, removal of
+// the device, and close of the file.
 func (f *File) destroy(o *idr.Object) error {
+	if o.Dead {
+		return nil
+	}
 	v := o.Value.(object)
 	if err := v.close(); err != nil {
 		return err
 	}
 	v.release()
 	f.give(o.Kind(), o.Cost)
+	o.Dead = true
 	return nil
 }
 
@@ -121,6 +126,6 @@ func (c *call) pd(handle uint32) (hca.PD, error) {
 // destroyer is the handler of a command that only destroys.
 func destroyer(kind idr.Kind) func(*call, *abi.Handle) error {
 	return func(c *call, in *abi.Handle) error {
-		return c.f.objects.Destroy(kind, in.Handle, c.f.destroy)
+		return c.f.destroyHandle(kind, in.Handle, c.f.destroy)
 	}
 }

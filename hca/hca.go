@@ -3,8 +3,8 @@
 // registry of the devices that exist.
 //
 // Who may call it: dispatch calls the methods below for its clients; hca/soft
-// and later drivers implement them; udev/sysfs and cmd read the registry. hca
-// imports nothing of ours.
+// and later drivers implement them; cmd registers devices, and it and
+// udev/sysfs are told of them. hca imports nothing of ours.
 //
 // The rules are those of the kernel's Documentation/infiniband/core_locking:
 //
@@ -17,7 +17,9 @@
 //   - What a post leaves to do (moving payloads, completing) is done by Run,
 //     which the poster calls after it has answered its client (DESIGN.md
 //     section 4): Run may sleep in a client's memory, and does so under no lock.
-//   - A device stays usable until Registry.Unregister returns.
+//   - A device stays usable until Registry.Unregister returns. An object that a
+//     command held which was stuck in its client's memory may outlive it: its
+//     methods must go on to return, and its Close to free it.
 //
 // Use counts (a PD that is in use cannot go) are kept by the caller, as the
 // kernel keeps them in ib_core (verbs.c), not by drivers. A driver may rely on

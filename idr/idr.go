@@ -12,6 +12,7 @@
 //	UseAlone → DoneAlone      exclusive lock: Use and Destroy answer EBUSY
 //	Destroy(fn)               exclusive lock; fn fails: it exists as before
 //	Ref / Unref               another object depends on it: Destroy is EBUSY
+//	Retire                    the handles stay, for Destroy alone
 //
 // Lock order: Table.mu is a leaf; no callback runs under it.
 package idr
@@ -48,6 +49,10 @@ type Object struct {
 	next  *Object      // guarded by Table.mu: newer neighbour
 	Value any          // the caller's; set between Begin and Commit
 	Cost  uint64       // the caller's
+	// Dead is the caller's: what is behind the handle has gone. It is looked at
+	// and set in the functions that Destroy, Retire and Teardown call, that is
+	// under the exclusive lock.
+	Dead bool
 }
 
 // ID is the handle that the client sees.
@@ -176,6 +181,12 @@ func (t *Table) lookup(kind Kind, id uint32) (*Object, error) {
 	return o, nil
 }
 
+// Check is the error that Use would give for a handle that nobody uses.
+func (t *Table) Check(kind Kind, id uint32) error {
+	_, err := t.lookup(kind, id)
+	return err
+}
+
 // Use finds a handle and locks its object against destruction until Done.
 // ENOENT: unknown. EINVAL: of another kind. EBUSY: being destroyed.
 func (t *Table) Use(kind Kind, id uint32) (*Object, error) {
@@ -252,7 +263,8 @@ func (t *Table) Teardown(fn func(*Object) error) []*Object {
 	for {
 		progress := false
 		var left []*Object
-		for _, o := range t.list() {
+		list, _ := t.list()
+		for _, o := range list {
 			if t.destroy(o, fn) == nil {
 				progress = true
 			} else {
@@ -265,15 +277,59 @@ func (t *Table) Teardown(fn func(*Object) error) []*Object {
 	}
 }
 
-// list is the live objects, newest first.
-func (t *Table) list() []*Object {
+// Retire refuses new objects and runs fn on the others, newest first, in passes as
+// Teardown, but leaves their handles (uverbs_destroy_ufile_hw when the driver
+// goes): fn marks what it has ended as Dead, and Destroy, which drops the handle,
+// calls its own fn on the dead as well. It may be called again; no Destroy may run
+// meanwhile. It returns how many objects are not dead: in use by a command, needed
+// by one that is, or begun and not committed.
+func (t *Table) Retire(fn func(*Object) error) (left int) {
+	t.mu.Lock()
+	t.closed = true
+	t.mu.Unlock()
+	for {
+		progress := false
+		left = 0
+		list, begun := t.list()
+		for _, o := range list {
+			switch ended, dead := o.retire(fn); {
+			case ended:
+				progress = true
+			case !dead:
+				left++
+			}
+		}
+		if left == 0 || !progress {
+			return left + begun
+		}
+	}
+}
+
+// retire runs fn on o: ended if that did something, dead if there was nothing to
+// do.
+func (o *Object) retire(fn func(*Object) error) (ended, dead bool) {
+	if !o.lock.CompareAndSwap(0, exclusive) {
+		return false, false
+	}
+	defer o.lock.Store(0)
+	if o.Dead {
+		return false, true
+	}
+	if o.deps.Load() != 0 {
+		return false, false
+	}
+	return fn(o) == nil, false
+}
+
+// list is the live objects, newest first, and how many are begun.
+func (t *Table) list() (live []*Object, begun int) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	l := make([]*Object, 0, t.count)
+	live = make([]*Object, 0, t.count)
 	for o := t.newest; o != nil; o = o.prev {
-		l = append(l, o)
+		live = append(live, o)
 	}
-	return l
+	return live, t.count - len(live)
 }
 
 // Counts is the number of live objects by kind, for status.

@@ -2,6 +2,7 @@ package idr
 
 import (
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 	"testing"
@@ -193,5 +194,75 @@ func BenchmarkUse(b *testing.B) {
 				o.Done()
 			}
 		})
+	}
+}
+
+// A table that is retired keeps its handles: what is behind them has gone, and
+// they can be destroyed.
+func TestRetire(t *testing.T) {
+	var tab Table
+	var order []uint32
+	end := func(o *Object) error {
+		if !o.Dead {
+			order = append(order, o.ID())
+			o.Dead = true
+		}
+		return nil
+	}
+	var objects []*Object
+	for range 4 {
+		objects = append(objects, mustMake(t, &tab, kindA))
+	}
+	objects[3].Ref() // needed by 1, which is older
+	begun, err := tab.Begin(kindA)
+	if err != nil {
+		t.Fatal(err)
+	}
+	used, err := tab.Use(kindA, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left := tab.Retire(func(o *Object) error {
+		if o.ID() == 1 && !o.Dead {
+			objects[3].Unref()
+		}
+		return end(o)
+	}); left != 2 {
+		t.Errorf("%d left, want the one that is used and the one that is begun", left)
+	}
+	if !slices.Equal(order, []uint32{2, 1, 3}) {
+		t.Errorf("ended %v", order)
+	}
+	if _, err := tab.Begin(kindA); !errors.Is(err, unix.EIO) {
+		t.Errorf("Begin: %v", err)
+	}
+	if err := tab.Commit(begun); !errors.Is(err, unix.EIO) {
+		t.Errorf("Commit: %v", err)
+	}
+	tab.Abort(begun)
+	used.Done()
+	if left := tab.Retire(end); left != 0 || !slices.Equal(order, []uint32{2, 1, 3, 0}) {
+		t.Errorf("%d left, ended %v", left, order)
+	}
+	for _, c := range []struct {
+		kind Kind
+		id   uint32
+		want error
+	}{{kindA, 0, nil}, {kindB, 0, unix.EINVAL}, {kindA, 9, unix.ENOENT}} {
+		if err := tab.Check(c.kind, c.id); !errors.Is(err, c.want) {
+			t.Errorf("Check(%d, %d): %v", c.kind, c.id, err)
+		}
+	}
+	if err := tab.Destroy(kindA, 2, end); err != nil {
+		t.Error(err)
+	}
+	if err := tab.Check(kindA, 2); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("destroyed: %v", err)
+	}
+	if left := tab.Teardown(end); len(left) != 0 || len(tab.Counts()) != 0 {
+		t.Errorf("left %v", left)
+	}
+	if len(order) != 4 {
+		t.Errorf("ended twice: %v", order)
 	}
 }

@@ -11,21 +11,56 @@ import (
 )
 
 // node is a dispatch.Device behind a cuse session.
-type node struct{ dev *dispatch.Device }
+type node struct {
+	dev *dispatch.Device
+	end func() // ends the session
+
+	// mu guards the members below. Leaf.
+	mu    sync.Mutex
+	files int  // open, event files included, and opens under way
+	going bool // end is called when the last has gone
+	ended bool
+}
 
 // Open implements cuse.Handler.
 func (n *node) Open(r cuse.Request, _ uint32) (cuse.File, error) {
+	n.count(1)
 	q := take(r)
 	defer q.drop(2) // an open is answered by the session
 	h, err := n.dev.Open(q)
 	if err != nil {
+		n.count(-1)
 		return nil, err
 	}
-	return &file{h}, nil
+	return &file{h, n}, nil
+}
+
+// retire ends the session as soon as no file is open.
+func (n *node) retire() {
+	n.mu.Lock()
+	n.going = true
+	n.mu.Unlock()
+	n.count(0)
+}
+
+// count adds to the files. The session is ended on a goroutine of its own, since
+// that waits for the handler that took away the last.
+func (n *node) count(by int) {
+	n.mu.Lock()
+	n.files += by
+	end := n.going && !n.ended && n.files == 0
+	n.ended = n.ended || end
+	n.mu.Unlock()
+	if end {
+		go n.end()
+	}
 }
 
 // file is a dispatch.Handle as a cuse.File.
-type file struct{ h dispatch.Handle }
+type file struct {
+	h dispatch.Handle
+	n *node
+}
 
 func (f *file) Write(r cuse.Request, data []byte) {
 	q := take(r)
@@ -49,7 +84,7 @@ func (f *file) Poll(r cuse.Request, p cuse.PollArgs) {
 // falls back to write() for good (cmd_fallback.c).
 func (f *file) Ioctl(r cuse.Request, _ cuse.IoctlArgs) { r.ReplyError(unix.ENOTTY) }
 func (f *file) Flush(r cuse.Request)                   { r.ReplyOK() }
-func (f *file) Release(uint32)                         { f.h.Release() }
+func (f *file) Release(uint32)                         { f.h.Release(); f.n.count(-1) }
 func (f *file) WholeSize(first []byte) int             { return f.h.WholeSize(first) }
 
 // request is a cuse.Request as a dispatch.Request: pooled, so that the

@@ -21,6 +21,8 @@ type config struct {
 	Limits dispatch.Limits `toml:"limits"`
 	// Socket is where `uverbsd status` asks; mode 0666, it only tells.
 	Socket string `toml:"socket"`
+	// ControlSocket is where `uverbsd device` commands; mode 0600.
+	ControlSocket string `toml:"control_socket"`
 }
 
 type logConfig struct {
@@ -30,27 +32,32 @@ type logConfig struct {
 
 // deviceConfig is one HCA on the in-process fabric.
 type deviceConfig struct {
-	Name string `toml:"name"` // ibdev name
-	GUID string `toml:"guid"` // node GUID, xxxx:xxxx:xxxx:xxxx
-	Mode uint32 `toml:"mode"` // of the node; 0666 as the kernel's, 0660 for a closed site
+	Name string `toml:"name" json:"name"` // ibdev name
+	GUID string `toml:"guid" json:"guid"` // node GUID, xxxx:xxxx:xxxx:xxxx
+	Mode uint32 `toml:"mode" json:"mode"` // of the node; 0666 as the kernel's, 0660 for a closed site
 }
 
 const (
-	defaultSocket = "/run/uverbsd/status.sock"
+	defaultSocket        = "/run/uverbsd/status.sock"
+	defaultControlSocket = "/run/uverbsd/control.sock"
 	// defaultMode is what ib_uverbs gives its nodes (uverbs_devnode): verbs are
 	// made to be safe for unprivileged use.
 	defaultMode = 0o666
 )
 
 // defaultGUID is PathScale's OUI and a number of ours, as qib's cards had.
-var defaultGUID = "0011:7500:0000:0001"
+var defaultGUID = numberedGUID(1)
+
+// numberedGUID is the GUID of the nth device that is given none.
+func numberedGUID(n int) string { return fmt.Sprintf("0011:7500:0000:%04x", n) }
 
 func defaultConfig() config {
 	return config{
-		Log:    logConfig{Format: "console", Level: "info"},
-		Socket: defaultSocket,
-		Limits: dispatch.DefaultLimits(),
-		Device: []deviceConfig{{Name: "qib0", GUID: defaultGUID, Mode: defaultMode}},
+		Log:           logConfig{Format: "console", Level: "info"},
+		Socket:        defaultSocket,
+		ControlSocket: defaultControlSocket,
+		Limits:        dispatch.DefaultLimits(),
+		Device:        []deviceConfig{{Name: "qib0", GUID: defaultGUID, Mode: defaultMode}},
 	}
 }
 
@@ -83,7 +90,7 @@ func loadConfig(path string) (config, error) {
 			d.Name = fmt.Sprintf("qib%d", i)
 		}
 		if d.GUID == "" {
-			d.GUID = fmt.Sprintf("0011:7500:0000:%04x", i+1)
+			d.GUID = numberedGUID(i + 1)
 		}
 		if d.Mode == 0 {
 			d.Mode = defaultMode

@@ -12,7 +12,7 @@ import (
 func TestLoadConfig(t *testing.T) {
 	for _, c := range []struct{ name, text, fails string }{
 		{"empty", "", ""},
-		{"all", "socket = \"/run/s\"\n[log]\nformat = \"json\"\nlevel = \"debug\"\n[[device]]\nname = \"qib7\"\nguid = \"0011:7500:0000:00ff\"\nmode = 0o660\n", ""},
+		{"all", "socket = \"/run/s\"\ncontrol_socket = \"/run/c\"\n[log]\nformat = \"json\"\nlevel = \"debug\"\n[[device]]\nname = \"qib7\"\nguid = \"0011:7500:0000:00ff\"\nmode = 0o660\n", ""},
 		{"unknown key", "sokket = 1\n", "sokket"},
 		{"unknown key in a device", "[[device]]\nnmae = \"x\"\n", "nmae"},
 		{"bad guid", "[[device]]\nguid = \"11:22\"\n", "guid"},

@@ -23,6 +23,6 @@ func root() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(serveCmd(), statusCmd(), commandsCmd(), cleanCmd(), keeperCmd())
+	cmd.AddCommand(serveCmd(), statusCmd(), deviceCmd(), commandsCmd(), cleanCmd(), keeperCmd())
 	return cmd
 }

@@ -40,7 +40,7 @@ func newSelf(b testing.TB) *self {
 	}
 	var pins pin.Accountant
 	dev := dispatch.NewDevice(dispatch.Config{HCA: engine, System: system{}, Pins: &pins, Users: dispatch.NewUsers(dispatch.Limits{}), Notify: func(uint64) {}})
-	s := &self{b: b, k: cusetest.NewRaw(b, &node{dev}, cuse.Config{}), unique: 2}
+	s := &self{b: b, k: cusetest.NewRaw(b, &node{dev: dev}, cuse.Config{}), unique: 2}
 	if s.mem, err = unix.Mmap(-1, 0, 1<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS); err != nil {
 		b.Fatal(err)
 	}

@@ -2,22 +2,14 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 
 	"github.com/spf13/cobra"
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
 
-	"github.com/uverbsd/uverbsd/cuse"
 	"github.com/uverbsd/uverbsd/dispatch"
-	"github.com/uverbsd/uverbsd/hca"
-	"github.com/uverbsd/uverbsd/hca/loop"
-	"github.com/uverbsd/uverbsd/hca/provider/qib"
-	"github.com/uverbsd/uverbsd/hca/soft"
-	"github.com/uverbsd/uverbsd/pin"
 	"github.com/uverbsd/uverbsd/udev/modprobe"
 	"github.com/uverbsd/uverbsd/udev/sysfs"
 )
@@ -54,23 +46,9 @@ func serveCmd() *cobra.Command {
 
 // daemon is what serve has brought up, in order; undo takes it down in reverse.
 type daemon struct {
-	log    *zap.Logger
-	reg    hca.Registry
-	pins   pin.Accountant
-	users  *dispatch.Users
-	served []*servedDevice
-	undo   []func() error
-
-	maxFiles int // per device
-}
-
-// servedDevice is one node with all that stands behind it.
-type servedDevice struct {
-	entry   *hca.Entry
-	hca     *soft.Device
-	dev     *dispatch.Device
-	session *cuse.Session
-	done    chan error // Serve's result
+	*devices
+	log  *zap.Logger
+	undo []func() error
 }
 
 func serve(c config, log *zap.Logger) (err error) {
@@ -81,7 +59,9 @@ func serve(c config, log *zap.Logger) (err error) {
 	signal.Notify(stop, unix.SIGTERM, unix.SIGINT)
 	defer signal.Stop(stop)
 
-	d := &daemon{log: log, users: dispatch.NewUsers(c.Limits), maxFiles: min(dispatch.MaxFiles, raiseFileLimit()/len(c.Device))}
+	users := dispatch.NewUsers(c.Limits)
+	users.Most(raiseFileLimit())
+	d := &daemon{log: log, devices: newDevices(kernelHost{}, log, users)}
 	defer func() {
 		if e := d.stop(); err == nil {
 			err = e
@@ -90,11 +70,10 @@ func serve(c config, log *zap.Logger) (err error) {
 	if err := d.prepareHost(); err != nil {
 		return err
 	}
-	failed := make(chan error, len(c.Device))
-	fabric := loop.New()
-	for i, dc := range c.Device {
-		if err := d.addDevice(fabric, i, dc, failed); err != nil {
-			return fmt.Errorf("device %s: %w", dc.Name, err)
+	d.onStop(d.devices.stop)
+	for _, dc := range c.Device {
+		if _, err := d.add(dc); err != nil {
+			return err
 		}
 	}
 	tree, err := sysfs.Mount(&d.reg, sysfs.Options{Log: log})
@@ -105,12 +84,15 @@ func serve(c config, log *zap.Logger) (err error) {
 	if err := d.serveStatus(c.Socket); err != nil {
 		return err
 	}
-	log.Info("ready", zap.Int("devices", len(d.served)))
+	if err := d.serveControl(c.ControlSocket); err != nil {
+		return err
+	}
+	log.Info("ready", zap.Int("devices", len(d.reg.List())))
 	select {
 	case s := <-stop:
 		log.Info("stopping", zap.Stringer("signal", s))
 		return nil
-	case err := <-failed:
+	case err := <-d.failed:
 		return err
 	}
 }
@@ -183,79 +165,6 @@ func (d *daemon) prepareHost() error {
 	return guard.Check()
 }
 
-// addDevice brings one device up: engine, session, node, registry.
-func (d *daemon) addDevice(fabric *loop.Fabric, index int, c deviceConfig, failed chan<- error) error {
-	guid, err := parseGUID(c.GUID)
-	if err != nil {
-		return err
-	}
-	var provider qib.Provider
-	pci := provider.PCI()
-	engine, err := soft.New(fabric, soft.Config{
-		GUID: guid, NodeDesc: "uverbsd " + c.Name, BoardID: provider.HCAType(),
-		VendorID: uint32(pci.Vendor), VendorPartID: uint32(pci.Device),
-	})
-	if err != nil {
-		return err
-	}
-	d.onStop(engine.Close)
-
-	fd, err := cuse.Open(cusePath)
-	if err != nil {
-		return err
-	}
-	s := &servedDevice{hca: engine, done: make(chan error, 1)}
-	s.entry = &hca.Entry{Name: c.Name, Index: index, Device: engine, Provider: &provider}
-	log := d.log.With(zap.String("device", c.Name))
-	s.dev = dispatch.NewDevice(dispatch.Config{
-		HCA: engine, System: system{}, Pins: &d.pins, Users: d.users, Log: log, MaxFiles: d.maxFiles,
-		Notify: func(kh uint64) { _ = s.session.Notify(kh) },
-	})
-	s.session = cuse.New(fd, &node{s.dev}, cuse.Config{Name: "infiniband/" + s.entry.UverbsName(), Log: log})
-	if err := s.session.Handshake(); err != nil {
-		_ = s.session.Close()
-		return err
-	}
-	go func() {
-		err := s.session.Serve()
-		if err != nil {
-			failed <- fmt.Errorf("device %s: %w", c.Name, err)
-		}
-		s.done <- err
-	}()
-	d.onStop(func() error {
-		s.dev.Stop()
-		err := s.session.Close()
-		<-s.done
-		return err
-	})
-	if s.entry.Node, err = setupNode(filepath.Join(devDir, s.entry.UverbsName()), os.FileMode(c.Mode)); err != nil {
-		return err
-	}
-	if err := d.reg.Register(s.entry); err != nil {
-		return err
-	}
-	d.onStop(func() error { return d.reg.Unregister(c.Name) })
-	d.served = append(d.served, s)
-	return nil
-}
-
-// setupNode finds the node that devtmpfs has made for the session and gives it
-// its mode; it returns its device number.
-func setupNode(path string, mode os.FileMode) (uint64, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(path, &st); err != nil {
-		return 0, fmt.Errorf("%s did not appear (is devtmpfs on /dev?): %w", path, err)
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return 0, fmt.Errorf("%s is not a character device: remove it and start again", path)
-	}
-	if err := os.Chmod(path, mode); err != nil {
-		return 0, fmt.Errorf("set the mode of %s: %w", path, err)
-	}
-	return st.Rdev, nil
-}
-
 func cleanCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
@@ -270,8 +179,10 @@ func clean() error {
 	if err := sysfs.Clean(sysfs.Options{}); err != nil {
 		return err
 	}
-	if err := os.Remove(defaultSocket); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
+	for _, socket := range []string{defaultSocket, defaultControlSocket} {
+		if err := os.Remove(socket); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
 	}
 	return modprobe.Guard{}.Remove()
 }

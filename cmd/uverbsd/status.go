@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
-	"path/filepath"
 	"sort"
 	"strings"
 	"text/tabwriter"
@@ -38,18 +36,8 @@ type deviceStatus struct {
 
 // serveStatus answers every connection to the socket with one JSON document.
 func (d *daemon) serveStatus(path string) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("status socket: %w", err)
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("status socket: %w", err)
-	}
-	l, err := net.Listen("unix", path)
+	l, err := listen(path, 0o666)
 	if err != nil {
-		return fmt.Errorf("status socket: %w", err)
-	}
-	if err := os.Chmod(path, 0o666); err != nil {
-		_ = l.Close()
 		return fmt.Errorf("status socket: %w", err)
 	}
 	done := make(chan struct{})
@@ -77,15 +65,21 @@ func (d *daemon) serveStatus(path string) error {
 	return nil
 }
 
-func (d *daemon) status() []deviceStatus {
-	out := make([]deviceStatus, 0, len(d.served))
-	for _, s := range d.served {
+// stateRemoved is the State of a device that was removed and has files open.
+const stateRemoved = "removed"
+
+func (d *devices) status() []deviceStatus {
+	d.mu.Lock() // no device goes while it is asked
+	defer d.mu.Unlock()
+	out := make([]deviceStatus, 0, len(d.list))
+	for _, s := range d.list {
 		st := deviceStatus{
-			Name: s.entry.Name, Node: filepath.Join(devDir, s.entry.UverbsName()),
-			Provider: s.entry.Provider.Name(), GUID: s.hca.Attr().NodeGUID.String(), State: "down",
-			Contexts: s.dev.Files(),
+			Name: s.entry.Name, Node: s.path(), Provider: s.entry.Provider.Name(), GUID: s.guid,
+			State: "down", Contexts: s.dev.Files(),
 		}
-		if p, err := s.hca.Port(1); err == nil {
+		if s.going {
+			st.State = stateRemoved
+		} else if p, err := s.engine.Port(1); err == nil {
 			st.LID = p.LID
 			if p.State == 4 {
 				st.State = "active"
@@ -141,8 +135,12 @@ func askStatus(socket string) ([]byte, error) {
 
 func printStatus(w io.Writer, st []deviceStatus) error {
 	for _, d := range st {
-		fmt.Fprintf(w, "%s\t%s provider %s state %s lid %d guid %s, %d contexts\n",
-			d.Name, d.Node, d.Provider, d.State, d.LID, d.GUID, len(d.Contexts))
+		if d.State == stateRemoved {
+			fmt.Fprintf(w, "%s\tremoved, %d contexts\n", d.Name, len(d.Contexts))
+		} else {
+			fmt.Fprintf(w, "%s\t%s provider %s state %s lid %d guid %s, %d contexts\n",
+				d.Name, d.Node, d.Provider, d.State, d.LID, d.GUID, len(d.Contexts))
+		}
 		if len(d.Contexts) == 0 {
 			continue
 		}

@@ -1,6 +1,7 @@
 package sysfs
 
 import (
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -12,7 +13,6 @@ import (
 
 // device is one registered device as the tree sees it, from first sight to last.
 type device struct {
-	tree  *Tree
 	entry *hca.Entry
 	gen   uint64    // sets its inode numbers apart from those of an earlier device of that name
 	born  time.Time // mtime of its directories: its identity to libibverbs, never changes
@@ -23,43 +23,39 @@ type device struct {
 	gone bool
 }
 
-// sync brings devs in line with the registry and returns the devices in order
-// of index. It waits for the methods of devices that have gone.
-func (t *Tree) sync() []*device {
+// Add implements hca.Consumer: from now on clients find the device.
+func (t *Tree) Add(e *hca.Entry) {
 	t.mu.Lock()
-	list := t.reg.List()
-	devs := make([]*device, 0, len(list))
-	for _, e := range list {
-		d := t.devs[e]
-		if d == nil {
-			t.lastGen++
-			d = &device{tree: t, entry: e, gen: t.lastGen, born: time.Now()}
-			t.devs[e] = d
-		}
-		devs = append(devs, d)
-	}
-	var gone []*device
-	for e, d := range t.devs {
-		if !slices.Contains(list, e) {
-			delete(t.devs, e)
-			gone = append(gone, d)
-		}
-	}
+	defer t.mu.Unlock()
+	t.lastGen++
+	t.devs[e] = &device{entry: e, gen: t.lastGen, born: time.Now()}
+}
+
+// Remove implements hca.Consumer: from now on nobody finds the device. It waits for
+// the device's methods that run; none will be called any more.
+func (t *Tree) Remove(e *hca.Entry) {
+	t.mu.Lock()
+	d := t.devs[e]
+	delete(t.devs, e)
 	t.mu.Unlock()
-	for _, d := range gone {
-		d.mu.Lock()
-		d.gone = true
-		d.mu.Unlock()
-	}
-	return devs
+	d.mu.Lock()
+	d.gone = true
+	d.mu.Unlock()
+}
+
+// devices is what there is now, in order of index.
+func (t *Tree) devices() []*device {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return slices.SortedFunc(maps.Values(t.devs), func(a, b *device) int { return a.entry.Index - b.entry.Index })
 }
 
 // use runs f, which may call the device's methods; ENODEV, as the kernel's
-// sysfs has it, once the device has left the registry.
+// sysfs has it, once the device has left the tree.
 func (d *device) use(f func(hca.Device) (string, error)) (string, error) {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	if d.gone || !slices.Contains(d.tree.reg.List(), d.entry) {
+	if d.gone {
 		return "", unix.ENODEV
 	}
 	return f(d.entry.Device)

@@ -2,8 +2,9 @@
 // infiniband and infiniband_verbs, made from the live state of an
 // [hca.Registry], for sysfs itself takes no mkdir.
 //
-// Who may call it: cmd/uverbsd mounts, tells it of changes, and closes; it calls
-// only hca. Devices are asked through their methods, from FUSE's goroutines.
+// Who may call it: cmd/uverbsd mounts and closes; the registry tells it of devices
+// that come and go (hca.Consumer). It calls only hca. Devices are asked through
+// their methods, from FUSE's goroutines.
 //
 // # How it is put together
 //
@@ -47,8 +48,8 @@
 // # In what order to call
 //
 // Start: modprobe.Check, Clean, StartKeeper, modprobe.Install, modprobe.Check
-// again, devices, Mount. A device that goes: Registry.Unregister, Tree.Changed,
-// then its end. Stop: Tree.Close, modprobe.Remove, Keeper.Stop. The keeper, and
+// again, devices, Mount. A device that goes: Registry.Unregister, then its
+// end. Stop: Tree.Close, modprobe.Remove, Keeper.Stop. The keeper, and
 // "uverbsd clean": Clean and modprobe.Remove.
 //
 // # Lock order

@@ -248,7 +248,7 @@ func (t *Tree) class(name string, attrs []item, of func(*device) item) *dirNode 
 		for _, it := range attrs {
 			l = append(l, child{it, 0, name + "/" + it.name, t.born})
 		}
-		for _, dev := range t.sync() {
+		for _, dev := range t.devices() {
 			l = append(l, child{of(dev), dev.gen, name, dev.born})
 		}
 		return l

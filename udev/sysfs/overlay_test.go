@@ -99,7 +99,6 @@ func TestOverlay(t *testing.T) {
 		if err := reg.Unregister("rxe0"); err != nil {
 			t.Fatal(err)
 		}
-		tr.Changed()
 	}
 
 	for range 2 {

@@ -51,7 +51,7 @@ type Tree struct {
 	server  *fuse.Server
 	overlay *overlay
 
-	// mu guards devs and lastGen and serialises sync's look at the registry.
+	// mu guards devs and lastGen.
 	mu      sync.Mutex
 	devs    map[*hca.Entry]*device
 	lastGen uint64
@@ -60,23 +60,29 @@ type Tree struct {
 	closeErr  error
 }
 
-// newTree makes the tree without mounting anything.
+// newTree makes the tree without mounting anything, and fills it.
 func newTree(reg *hca.Registry, opt Options) *Tree {
 	t := &Tree{opt: opt.withDefaults(), reg: reg, born: time.Now(), devs: make(map[*hca.Entry]*device)}
-	t.sync()
+	_ = reg.AddConsumer(t) // fails only for one that is there
 	return t
 }
 
+// leave takes the tree off the registry's list.
+func (t *Tree) leave() { _ = t.reg.RemoveConsumer(t) }
+
 // Mount serves the tree and lays it over opt.ClassDir. When it returns, clients
-// find the devices there. The caller has run Clean, and has made sure that the
+// find the devices there, those of the moment at any time: the tree is a consumer
+// of reg. The caller has run Clean, and has made sure that the
 // kernel's own stack is not loaded (udev/modprobe).
 func Mount(reg *hca.Registry, opt Options) (*Tree, error) {
 	t := newTree(reg, opt)
 	if err := t.serve(); err != nil {
+		t.leave()
 		return nil, err
 	}
 	o, err := newOverlay(t.opt)
 	if err != nil {
+		t.leave()
 		return nil, errors.Join(err, t.unserve())
 	}
 	t.overlay = o
@@ -93,7 +99,7 @@ func (t *Tree) serve() error {
 	if err != nil {
 		return err
 	}
-	// Timeouts are zero: every look-up asks the registry, so that a device is
+	// Timeouts are zero: every look-up asks us, so that a device is
 	// seen, and missed, from the moment that it comes or goes.
 	var zero time.Duration
 	t.server, err = fs.Mount(fmt.Sprintf("/dev/fd/%d", fd), t.root(), &fs.Options{
@@ -135,15 +141,11 @@ func (t *Tree) unserve() error {
 	return removeDir(mp)
 }
 
-// Changed tells the tree that devices came or went. When it returns, no method
-// of a device that is out of the registry is running or will be called: call
-// it between Unregister and the device's end.
-func (t *Tree) Changed() { t.sync() }
-
 // Close takes the tree away: the overlay with what is mounted in it, then the
 // file system. What clients still hold open goes stale; nothing stays mounted.
 func (t *Tree) Close() error {
 	t.closeOnce.Do(func() {
+		t.leave()
 		t.closeErr = errors.Join(t.overlay.close(), t.unserve())
 	})
 	return t.closeErr

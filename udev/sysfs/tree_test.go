@@ -34,6 +34,7 @@ func serveOnly(t *testing.T, entries ...*hca.Entry) (*Tree, *hca.Registry, strin
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		tr.leave()
 		if err := tr.unserve(); err != nil {
 			t.Error(err)
 		}
@@ -222,7 +223,7 @@ func TestIdentity(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}
-	tr, reg, dir := serveOnly(t, qibEntry())
+	_, reg, dir := serveOnly(t, qibEntry())
 	dev, deep := filepath.Join(dir, "infiniband/qib0"), filepath.Join(dir, "infiniband/qib0/ports/1/gids/0")
 	id, deepID := identity(t, dev), identity(t, deep)
 	time.Sleep(20 * time.Millisecond)
@@ -234,7 +235,6 @@ func TestIdentity(t *testing.T) {
 		if err := reg.Register(&hca.Entry{Name: "x", Index: 9, Device: qibDevice(), Provider: fakeProvider{}}); err != nil {
 			t.Fatal(err)
 		}
-		tr.Changed()
 		if err := reg.Unregister("x"); err != nil {
 			t.Fatal(err)
 		}
@@ -278,15 +278,15 @@ func dropCaches(t *testing.T) {
 	}
 }
 
-// TestChanged: no method of a device runs once Changed has returned, and
-// Changed waits for those that run.
-func TestChanged(t *testing.T) {
+// No method of a device runs once it is unregistered, which waits for those that
+// run.
+func TestUnregisterWaits(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}
 	e := qibEntry()
 	d := e.Device.(*fakeDevice)
-	tr, reg, dir := serveOnly(t, e)
+	_, reg, dir := serveOnly(t, e)
 	file := filepath.Join(dir, "infiniband/qib0/ports/1/state")
 	f, err := os.Open(file)
 	if err != nil {
@@ -304,19 +304,18 @@ func TestChanged(t *testing.T) {
 		res <- err
 	}()
 	<-d.entered
-	if err := reg.Unregister("qib0"); err != nil {
-		t.Fatal(err)
-	}
-	changed := make(chan struct{})
-	go func() { tr.Changed(); close(changed) }()
+	removed := make(chan error, 1)
+	go func() { removed <- reg.Unregister("qib0") }()
 	select {
-	case <-changed:
-		t.Fatal("Changed did not wait")
+	case <-removed:
+		t.Fatal("Unregister did not wait")
 	case <-time.After(50 * time.Millisecond):
 	}
 	close(d.leave)
 	d.slow.Store(false)
-	<-changed
+	if err := <-removed; err != nil {
+		t.Fatal(err)
+	}
 	d.dead.Store(true)
 	if err := <-res; err != nil {
 		t.Errorf("the read that was running: %v", err)
@@ -337,7 +336,7 @@ func TestParallel(t *testing.T) {
 	if !inNamespace(t) {
 		return
 	}
-	tr, reg, dir := serveOnly(t, qibEntry())
+	_, reg, dir := serveOnly(t, qibEntry())
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	for range 8 {
@@ -380,7 +379,6 @@ func TestParallel(t *testing.T) {
 		if err := reg.Unregister("rxe0"); err != nil {
 			t.Fatal(err)
 		}
-		tr.Changed()
 		e.Device.(*fakeDevice).dead.Store(true)
 		defer func() {
 			if n := e.Device.(*fakeDevice).late.Load(); n != 0 {
