@@ -318,7 +318,9 @@ func (e *eventFile) interrupted(w *waitingRead) {
 }
 
 // Poll says POLLIN when an event waits, else POLLERR when the context is gone
-// (ib_uverbs_event_poll).
+// (ib_uverbs_event_poll). Who wants to be notified is told of the next event even
+// if one waits already: an edge-triggered epoll does not ask again before it was
+// told.
 func (e *eventFile) Poll(r Request, kh uint64, notify bool) {
 	e.mu.Lock()
 	var ready uint32
@@ -330,7 +332,7 @@ func (e *eventFile) Poll(r Request, kh uint64, notify bool) {
 	}
 	e.kh = kh
 	if notify {
-		e.notify = ready == 0
+		e.notify = true
 	}
 	e.mu.Unlock()
 	r.ReplyPoll(ready)

@@ -24,7 +24,7 @@ var rawRows = []struct {
 }{
 	{"row1", true}, {"row4", false}, {"row5", false}, {"row6", false}, {"row8", true}, {"row9", true},
 	{"row13", false}, {"row23", true}, {"row24", false}, {"row25", true}, {"row26", false}, {"row29", false},
-	{"row31", true}, {"row32", true}, {"row34", false}, {"row35", false}, {"row36", true},
+	{"row30", true}, {"row31", true}, {"row32", true}, {"row34", false}, {"row35", false}, {"row36", true},
 }
 
 // walkers are the users as whom the tables are walked.

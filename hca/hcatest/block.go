@@ -8,15 +8,15 @@ import (
 )
 
 var blockCases = []testCase{
-	{"BlockedReceiver", testBlockedReceiver},
-	{"BlockedSender", testBlockedSender},
-	{"BlockedClose", testBlockedClose},
-	{"BlockedMR", testBlockedMR},
-	{"BlockedUD", testBlockedUD},
-	{"BlockedAtomic", testBlockedAtomic},
-	{"BlockedMany", testBlockedMany},
-	{"BlockedWake", testBlockedWake},
-	{"BlockedHandler", testBlockedHandler},
+	{"Row35BlockedReceiver", testBlockedReceiver},
+	{"Row35BlockedSender", testBlockedSender},
+	{"Row35BlockedClose", testBlockedClose},
+	{"Row35BlockedMR", testBlockedMR},
+	{"Row35BlockedUD", testBlockedUD},
+	{"Row35BlockedAtomic", testBlockedAtomic},
+	{"Row35BlockedMany", testBlockedMany},
+	{"Row35BlockedWake", testBlockedWake},
+	{"Row35BlockedHandler", testBlockedHandler},
 }
 
 // soon is how long a close may take though a copy is stuck: far more than a

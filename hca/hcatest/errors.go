@@ -9,8 +9,8 @@ import (
 var errorCases = []testCase{
 	{"RemoteErrors", testRemoteErrors},
 	{"ShortReceive", testShortReceive},
-	{"BadReceiveKey", testBadReceiveKey},
-	{"LocalAccess", testLocalAccess},
+	{"Row10BadReceiveKey", testBadReceiveKey},
+	{"Row10LocalAccess", testLocalAccess},
 	{"MemoryFails", testMemoryFails},
 	{"DeregisteredMidway", testDeregistered},
 }

@@ -1,6 +1,10 @@
 // Package hcatest is the suite that every hca.Device must pass. It goes through
 // the interfaces of package hca only, with memories of its own that can fail and
-// block. The tests of a device package call Run.
+// block. The tests of a device package call Run, and RunInBubble if they can.
+//
+// A case whose name begins with Row and a number is that failure class of other
+// implementations, SmallInput is an input from a public report, Contract is a
+// rule of package hca: `go test -run Device/Row21`.
 package hcatest
 
 import (
@@ -25,7 +29,8 @@ type testCase struct {
 }
 
 var cases = concat(objectCases, stateCases, rcCases, rdmaCases, errorCases, retryCases, srqCases, cqCases, udCases, ucCases, blockCases, raceCases,
-	reregCases, mwCases, moderationCases, xrcCases, windowCases, windowRaceCases, invCases, maskedCases, keyCases, crowdCases, sharedCases)
+	reregCases, mwCases, moderationCases, xrcCases, windowCases, windowRaceCases, invCases, maskedCases, keyCases, crowdCases, sharedCases,
+	rowCases, inputCases, contractCases)
 
 func concat(l ...[]testCase) []testCase {
 	var all []testCase

@@ -8,7 +8,7 @@ import (
 
 var keyCases = []testCase{
 	{"KeysUnguessable", testKeysUnguessable},
-	{"InvalidLKey", testInvalidLKey},
+	{"Row10InvalidLKeyOfEachOp", testInvalidLKeyOps},
 }
 
 // testKeysUnguessable: from the keys that a client has got it cannot tell those of
@@ -72,10 +72,10 @@ func testKeysUnguessable(t *testing.T, p Pair) {
 	}
 }
 
-// testInvalidLKey: a key that is not the client's completes with a local
+// testInvalidLKeyOps: a key that is not the client's completes with a local
 // protection error, then the QP is in ERR, and nothing has happened at the other
 // end.
-func testInvalidLKey(t *testing.T, p Pair) {
+func testInvalidLKeyOps(t *testing.T, p Pair) {
 	keys := map[string]func(a *end) uint32{
 		"0":         func(*end) uint32 { return 0 },
 		"all ones":  func(*end) uint32 { return ^uint32(0) },

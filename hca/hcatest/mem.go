@@ -20,6 +20,10 @@ type Mem struct {
 	calls   atomic.Int64 // ReadAt and WriteAt so far
 	outside atomic.Int64 // those of them beyond the bytes there are
 
+	// stack, if set before any traffic, is told of accesses from inside a verb.
+	stack  *onStack
+	inside atomic.Pointer[string] // the verb that last touched the memory itself
+
 	// gateMu guards gate: while it is set, accesses report on gate.in and wait
 	// for gate.out to be closed.
 	gateMu sync.Mutex
@@ -64,6 +68,11 @@ func (m *Mem) Fail(on bool) { m.failing.Store(on) }
 
 func (m *Mem) access(n int, addr uint64) (int, error) {
 	m.calls.Add(1)
+	if m.stack != nil {
+		if v := m.stack.below(); v != "" {
+			m.inside.Store(&v)
+		}
+	}
 	m.gateMu.Lock()
 	g := m.gate
 	m.gateMu.Unlock()

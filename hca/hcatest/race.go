@@ -2,6 +2,7 @@ package hcatest
 
 import (
 	"flag"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -9,10 +10,10 @@ import (
 )
 
 var raceCases = []testCase{
-	{"DestroyInWait", testDestroyInWait},
-	{"DestroyInTraffic", testDestroyInTraffic},
-	{"ErrInTraffic", testErrInTraffic},
-	{"DeregInTraffic", testDeregInTraffic},
+	{"Row11DestroyInWait", testDestroyInWait},
+	{"Row11DestroyInTraffic", testDestroyInTraffic},
+	{"Row11ErrInTraffic", testErrInTraffic},
+	{"Row11DeregInTraffic", testDeregInTraffic},
 	{"ConcurrentVerbs", testConcurrentVerbs},
 }
 
@@ -107,8 +108,21 @@ func traffic(a, b *end) (stop func()) {
 	return repeat(send(a, b), send(b, a))
 }
 
+// inBatches runs n rounds in subtests of a few, since what a round makes is kept
+// until its test ends.
+func inBatches(t *testing.T, n int, round func(t *testing.T, i int)) {
+	const batch = 25
+	for from := 0; from < n; from += batch {
+		t.Run(strconv.Itoa(from), func(t *testing.T) {
+			for i := from; i < min(n, from+batch); i++ {
+				round(t, i)
+			}
+		})
+	}
+}
+
 func testDestroyInTraffic(t *testing.T, p Pair) {
-	for range *roundsFlag / 10 {
+	inBatches(t, *roundsFlag/10, func(t *testing.T, _ int) {
 		a, b := pair(t, p, defaults())
 		stop := traffic(a, b)
 		must(t, a.qp.Close())
@@ -119,7 +133,7 @@ func testDestroyInTraffic(t *testing.T, p Pair) {
 		drain(a.scq)
 		drain(b.rcq)
 		a.qp.Run() // of a closed QP: nothing
-	}
+	})
 	works(t, p)
 }
 
@@ -138,7 +152,7 @@ func testErrInTraffic(t *testing.T, p Pair) {
 }
 
 func testDeregInTraffic(t *testing.T, p Pair) {
-	for range *roundsFlag / 10 {
+	inBatches(t, *roundsFlag/10, func(t *testing.T, _ int) {
 		a, b := pair(t, p, defaults())
 		stop := traffic(a, b)
 		must(t, a.mr.Close())
@@ -148,7 +162,7 @@ func testDeregInTraffic(t *testing.T, p Pair) {
 			t.Errorf("%d accesses after the close of the region", m-n)
 		}
 		stop()
-	}
+	})
 }
 
 // testConcurrentVerbs calls everything on one QP and its CQ at once.

@@ -15,7 +15,7 @@ var rcCases = []testCase{
 	{"SendImm", testSendImm},
 	{"SendInv", testSendInv},
 	{"Signaling", testSignaling},
-	{"SQDepth", testSQDepth},
+	{"SmallInputSQDepth", testSQDepth},
 	{"RQDepth", testRQDepth},
 	{"PostChecks", testPostChecks},
 	{"Order", testOrder},

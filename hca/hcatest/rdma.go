@@ -11,11 +11,11 @@ import (
 var rdmaCases = []testCase{
 	{"WriteSizes", testWriteSizes},
 	{"ReadSizes", testReadSizes},
-	{"WriteImm", testWriteImm},
-	{"Atomics", testAtomics},
+	{"SmallInputWriteImm", testWriteImm},
+	{"SmallInputAtomics", testAtomics},
 	{"AtomicsAreAtomic", testAtomicsAreAtomic},
 	{"IOVA", testIOVA},
-	{"ReadDepth", testReadDepth},
+	{"Row20ReadDepth", testReadDepth},
 }
 
 func testWriteSizes(t *testing.T, p Pair) {

@@ -11,7 +11,7 @@ import (
 var reregCases = []testCase{
 	{"ReregChecks", needs(hca.OpReregMR, testReregChecks)},
 	{"Rereg", needs(hca.OpReregMR, testRereg)},
-	{"ReregBlocked", needs(hca.OpReregMR, testReregBlocked)},
+	{"Row35ReregBlocked", needs(hca.OpReregMR, testReregBlocked)},
 	{"ReregInTraffic", needs(hca.OpReregMR, testReregInTraffic)},
 }
 

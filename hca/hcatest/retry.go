@@ -8,19 +8,18 @@ import (
 )
 
 var retryCases = []testCase{
-	{"RNRWaits", testRNRWaits},
-	{"RNRFails", testRNRFails},
-	{"RNRTimer", testRNRTimer},
-	{"RNRDoesNotStarve", testRNRNoStarve},
-	{"PeerComesLater", testPeerLater},
-	{"NoPeer", testNoPeer},
-	{"PeerGoes", testPeerGoes},
+	{"Row21RNRWaits", testRNRWaits},
+	{"Row21RNRFails", testRNRFails},
+	{"Row21RNRTimer", testRNRTimer},
+	{"Row21RNRDoesNotStarve", testRNRNoStarve},
+	{"Row21PeerComesLater", testPeerLater},
+	{"Row21NoPeer", testNoPeer},
+	{"Row21PeerGoes", testPeerGoes},
 }
 
-// testRNRWaits: rnr_retry 7 waits for ever, and goes on as soon as it can.
+// testRNRWaits: rnr_retry 7 waits for ever, and goes on when there is a receive.
 func testRNRWaits(t *testing.T, p Pair) {
-	a, b := pair(t, p, defaults().with(func(o *opts) { o.minRNR = 0 })) // 655 ms, were it waited for
-	start := time.Now()
+	a, b := pair(t, p, defaults().with(func(o *opts) { o.minRNR = 1 }))
 	for i := range uint64(20) {
 		a.mem.Set(0, Pattern(int(i), 8))
 		a.postSend(a.send(i, 0, 8))
@@ -29,9 +28,6 @@ func testRNRWaits(t *testing.T, p Pair) {
 		one(t, a.scq, i, hca.WCSuccess)
 		one(t, b.rcq, 100+i, hca.WCSuccess)
 		equal(t, b.mem.Get(0, 8), Pattern(int(i), 8))
-	}
-	if d := time.Since(start); d > 10*time.Second {
-		t.Errorf("20 waits took %v", d)
 	}
 }
 
@@ -47,25 +43,30 @@ func testRNRFails(t *testing.T, p Pair) {
 	none(t, b.rcq)
 }
 
-// testRNRTimer: min_rnr_timer 0 is 655.36 ms, 13 is 0.96 ms.
+// testRNRTimer: min_rnr_timer 0 is 655.36 ms, 13 is 0.96 ms. By the real clock, so
+// only from below, and one against the other.
 func testRNRTimer(t *testing.T, p Pair) {
-	for _, c := range []struct {
-		code, retries uint8
-		least, most   time.Duration
-	}{
-		{0, 1, 655 * time.Millisecond, 5 * time.Second},
-		{13, 2, 1920 * time.Microsecond, 600 * time.Millisecond},
-	} {
-		a, _ := pair(t, p, defaults().with(func(o *opts) { o.minRNR, o.rnrRetry = c.code, c.retries }))
+	wait := func(code, retries uint8, least time.Duration) time.Duration {
+		a, _ := pair(t, p, defaults().with(func(o *opts) { o.minRNR, o.rnrRetry = code, retries }))
 		start := time.Now()
 		a.postSend(a.send(1, 0, 8))
 		one(t, a.scq, 1, hca.WCRNRRetryExcErr)
-		if d := time.Since(start); d < c.least || d > c.most {
-			t.Errorf("min_rnr_timer %d, %d retries: failed after %v", c.code, c.retries, d)
+		d := time.Since(start)
+		if d < least {
+			t.Errorf("min_rnr_timer %d, %d retries: failed after %v, want at least %v", code, retries, d, least)
 		}
+		return d
+	}
+	long := wait(0, 1, 655360*time.Microsecond)
+	short := wait(13, 2, 1920*time.Microsecond)
+	for range 4 { // one of them without an interruption of that length
+		short = min(short, wait(13, 2, 1920*time.Microsecond))
+	}
+	if short >= long {
+		t.Errorf("two waits of min_rnr_timer 13 took %v, one of 0 %v", short, long)
 	}
 	// The retries begin anew with every message.
-	a, b := pair(t, p, defaults().with(func(o *opts) { o.minRNR, o.rnrRetry = 0, 1 }))
+	a, b := pair(t, p, defaults().with(func(o *opts) { o.minRNR, o.rnrRetry = 20, 1 }))
 	for i := range uint64(4) {
 		a.postSend(a.send(i, 0, 8))
 		b.postRecv(i, b.sge(0, 8))

@@ -11,11 +11,11 @@ import (
 )
 
 var stateCases = []testCase{
-	{"Matrix", testMatrix},
-	{"BadAttributes", testBadAttributes},
+	{"Row22Matrix", testMatrix},
+	{"Row22BadAttributes", testBadAttributes},
 	{"Query", testQuery},
-	{"PostInStates", testPostInStates},
-	{"ErrFlush", testErrFlush},
+	{"Row22PostInStates", testPostInStates},
+	{"Row22SmallInputErrFlush", testErrFlush},
 	{"ResetClears", testResetClears},
 	{"SQDrain", testSQDrain},
 	{"CurState", testCurState},

@@ -10,7 +10,7 @@ import (
 
 var xrcCases = []testCase{
 	{"XRCObjects", needs(hca.OpXRC, testXRCObjects)},
-	{"XRCMatrix", needs(hca.OpXRC, testXRCMatrix)},
+	{"Row22XRCMatrix", needs(hca.OpXRC, testXRCMatrix)},
 	{"XRCPosts", needs(hca.OpXRC, testXRCPosts)},
 	{"XRCSend", needs(hca.OpXRC, testXRCSend)},
 	{"XRCOneSided", needs(hca.OpXRC, testXRCOneSided)},
@@ -19,8 +19,8 @@ var xrcCases = []testCase{
 	{"XRCWrongSRQ", needs(hca.OpXRC, testXRCWrongSRQ)},
 	{"XRCWaits", needs(hca.OpXRC, testXRCWaits)},
 	{"XRCGoes", needs(hca.OpXRC, testXRCGoes)},
-	{"XRCBlocked", needs(hca.OpXRC, testXRCBlocked)},
-	{"XRCInTraffic", needs(hca.OpXRC, testXRCInTraffic)},
+	{"Row35XRCBlocked", needs(hca.OpXRC, testXRCBlocked)},
+	{"Row11XRCInTraffic", needs(hca.OpXRC, testXRCInTraffic)},
 }
 
 func newXRCD(t testing.TB, d hca.Device) hca.XRCD {
@@ -380,7 +380,7 @@ func testXRCBlocked(t *testing.T, p Pair) {
 
 // testXRCInTraffic closes SRQs and targets under traffic.
 func testXRCInTraffic(t *testing.T, p Pair) {
-	for i := range *roundsFlag / 10 {
+	inBatches(t, *roundsFlag/10, func(t *testing.T, i int) {
 		a, b := xrcPair(t, p)
 		stop := repeat(func() {
 			_, _ = b.srq.PostRecv([]hca.RecvWR{{SGE: []hca.SGE{b.sge(0, 5000)}}})
@@ -402,6 +402,6 @@ func testXRCInTraffic(t *testing.T, p Pair) {
 			must(t, b.srq.Close())
 		}
 		stop()
-	}
+	})
 	works(t, p)
 }

@@ -241,7 +241,7 @@ func (d *Device) SetPort(up bool) {
 	}
 	for c := range d.contexts {
 		if c.notifier != nil {
-			d.events.add(event{port: c.notifier, num: physPort, ev: ev})
+			d.events.add(event{guard: &c.guard, port: c.notifier, num: physPort, ev: ev})
 		}
 	}
 	d.mu.Unlock()

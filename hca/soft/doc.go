@@ -11,7 +11,9 @@
 // chunks, under no lock, because either side can block for ever. A queue pair
 // that has to wait (no receive posted, peer not ready, a client with too many
 // copies under way) gives up its token and is parked in a list of what it waits
-// for; nobody sleeps for it.
+// for; nobody sleeps for it. One that found no receive waits at least as long as
+// the responder's min_rnr_timer, as it would on a wire; after that a receive
+// wakes it, and no timer ticks for one that waits for ever.
 //
 // A copy that does not return must not hold up state changes. Every half of a
 // queue pair counts epochs. A change that finds a half in use waits for

@@ -109,15 +109,13 @@ func (v *event) deliver() {
 		v.cq.wake(false)
 		return
 	}
-	if v.port != nil {
-		v.port.PortEvent(v.ev, v.num)
-		return
-	}
 	if !v.guard.enter() {
 		return
 	}
 	defer v.guard.exit()
 	switch {
+	case v.port != nil:
+		v.port.PortEvent(v.ev, v.num)
 	case v.qp != nil:
 		v.qp.QPEvent(v.ev)
 	case v.srq != nil:

@@ -207,9 +207,18 @@ func (q *QP) runnableLocked() bool {
 		return false
 	}
 	if s.parked {
-		if !q.woken.Swap(false) {
+		if !q.woken.Load() {
 			return false
 		}
+		if s.wait == waitRNR {
+			// A receive that comes early does not shorten the wait that the
+			// responder asked for (IBTA 1.4 §9.7.5.2.8).
+			if d := time.Until(s.waitUntil); d > 0 {
+				q.armLocked(d)
+				return false
+			}
+		}
+		q.woken.Store(false)
 		s.parked = false
 		q.unparkLocked()
 	}
@@ -309,20 +318,18 @@ func (q *QP) parkLocked(x *exec, v verdict) hca.WCStatus {
 	s := &q.s
 	switch v {
 	case needRecv:
-		if s.attr.RNRRetry == 7 { // for ever
-			s.wait = waitRNR
-			break
+		forEver := s.attr.RNRRetry == 7
+		if !forEver && s.rnrLeft == 0 {
+			q.unlink()
+			return hca.WCRNRRetryExcErr
 		}
-		now := time.Now()
-		if s.wait != waitRNR || !now.Before(s.waitUntil) {
-			if s.rnrLeft == 0 {
-				q.unlink()
-				return hca.WCRNRRetryExcErr
-			}
-			s.rnrLeft--
-			s.wait, s.waitUntil = waitRNR, now.Add(rnrTime(x.minR))
+		d := rnrTime(x.minR)
+		s.wait, s.waitUntil = waitRNR, time.Now().Add(d)
+		if forEver {
+			break // the receive that comes wakes it, now or when the wait is over
 		}
-		q.armLocked(s.waitUntil.Sub(now))
+		s.rnrLeft--
+		q.armLocked(d)
 	case needPeer:
 		if s.attr.Timeout == 0 { // for ever
 			s.wait = waitPeer

@@ -13,6 +13,7 @@ import (
 type UContext struct {
 	dev      *Device
 	notifier hca.Notifier
+	guard    guard // of PortEvent
 	gate     gate
 	guests   atomic.Int32 // posters of other contexts in its memory, at most guestLimit
 }
@@ -33,11 +34,13 @@ func (d *Device) AllocUContext(n hca.Notifier) (hca.UContext, error) {
 // that are stuck in it since before its Close. At most gateLimit.
 func (c *UContext) InFlight() int { return int(c.gate.inflight.Load()) }
 
-// Close ends the context's events.
+// Close ends the context's events, those that are queued too. It waits, within
+// stuckWait, for one that is being told.
 func (c *UContext) Close() error {
 	c.dev.mu.Lock()
-	defer c.dev.mu.Unlock()
 	delete(c.dev.contexts, c)
+	c.dev.mu.Unlock()
+	c.guard.close()
 	return nil
 }
 

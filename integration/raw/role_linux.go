@@ -30,6 +30,7 @@ var roles = map[string]func(args []string) error{
 	"opens":   roleOpens,
 	"hang":    roleHang,
 	"flood":   roleFlood,
+	"sleeper": roleSleeper,
 	"quit":    func([]string) error { return nil },
 }
 

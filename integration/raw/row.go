@@ -74,7 +74,7 @@ var rowTests = []struct {
 }{
 	{"row1", row1}, {"row4", row4}, {"row5", row5}, {"row6", row6}, {"row8", row8}, {"row9", row9},
 	{"row13", row13}, {"row23", row23}, {"row24", row24}, {"row25", row25}, {"row26", row26},
-	{"row29", row29}, {"row31", row31}, {"row32", row32}, {"row34", row34}, {"row35", row35}, {"row36", row36},
+	{"row29", row29}, {"row30", row30}, {"row31", row31}, {"row32", row32}, {"row34", row34}, {"row35", row35}, {"row36", row36},
 }
 
 func rowCommand(args []string) error {

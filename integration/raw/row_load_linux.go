@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -202,85 +201,6 @@ func threadWork(shared *rawverbs.Client, dev abi.QueryDeviceResp, id, n int) err
 		}
 	}
 	return nil
-}
-
-// roleHang asks for a response in memory that never comes.
-func roleHang(args []string) error {
-	c, err := rawverbs.OpenContext(args[0])
-	if err != nil {
-		return err
-	}
-	b, err := unix.Mmap(-1, 0, rawverbs.Page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return err
-	}
-	if err := uffdMissing(b); err != nil {
-		return fmt.Errorf("userfaultfd: %w", err)
-	}
-	go func() {
-		runtime.LockOSThread()
-		req := rawverbs.Request{Num: abi.CmdQueryDevice, Body: make([]byte, 8), Resp: rawverbs.AddrOf(b), Out: 176}
-		say("returned: %v", c.Do(&req))
-	}()
-	say("hanging")
-	waitLine()
-	return nil
-}
-
-// row35: a response in memory that blocks for ever holds up nobody else.
-func row35(t *rowTest) {
-	if err := needRoot(); err != nil {
-		t.check("userfaultfd", err)
-		return
-	}
-	threads, threadErr := daemonStat("Threads")
-	var hung []*child
-	for range 8 {
-		h, err := startRole(nil, nil, "hang", t.node)
-		if err == nil {
-			_, err = h.line()
-		}
-		if err != nil {
-			t.check("a client that hangs", err)
-			return
-		}
-		hung = append(hung, h)
-	}
-	t.check("others go on", func() error {
-		c, err := rawverbs.OpenContext(t.node)
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		for range 200 {
-			pd, err := c.AllocPD()
-			if err != nil {
-				return err
-			}
-			if err := c.Destroy(rawverbs.PD, pd); err != nil {
-				return err
-			}
-		}
-		return nil
-	}())
-	t.works("meanwhile")
-	for _, h := range hung {
-		select {
-		case l := <-h.lines:
-			t.check("the command hangs", fmt.Errorf("the child said %q", l))
-		default:
-		}
-		t.check("kill -9 of the hung client", h.kill())
-	}
-	if threadErr != nil {
-		t.check("the daemon's threads", threadErr)
-		return
-	}
-	t.check("the daemon's threads are bounded", eventually("within 16 of before", func() bool {
-		now, err := daemonStat("Threads")
-		return err == nil && now <= threads+16
-	}))
-	t.works("afterwards")
 }
 
 // roleFlood has n threads each in a read of an event file without events.
