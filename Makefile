@@ -10,7 +10,7 @@ GUESTFLAGS ?=
 BIN := build/uverbsd
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
-.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench-objects oracle bench races fuzz lint clean FORCE
+.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench-objects oracle pyverbs-list bench races fuzz lint clean FORCE
 
 all: build
 
@@ -64,6 +64,10 @@ bench-objects: deps build build/guest-run
 oracle: deps build build/guest-run
 	CGO_ENABLED=0 go build -trimpath -o build/raw ./integration/raw
 	@build/guest-run -guest $(GUEST) -script integration/scripts/oracle.sh -file build/raw:/opt/raw -file integration/scripts/lib.sh:/opt/lib.sh
+
+# What rdma-core's own suite does, written anew: look at the difference.
+pyverbs-list: deps build build/guest-run
+	go test -tags guest -count=1 -run 'TestPyverbs$$' ./integration -pyverbs-list
 
 bench:
 	go test -run '^$$' -bench . -benchmem ./...

@@ -126,7 +126,8 @@ func copyDevice(out *abi.QueryDeviceResp, a *hca.DeviceAttr) {
 	}
 }
 
-// exQueryDevice adds what the engine has of the later members: moderation.
+// exQueryDevice adds what the engine has of the later members: moderation and
+// on-demand paging.
 func exQueryDevice(c *call, in *abi.ExQueryDevice, out *abi.ExQueryDeviceResp) error {
 	if in.CompMask != 0 || in.Reserved != 0 {
 		return unix.EINVAL
@@ -135,6 +136,8 @@ func exQueryDevice(c *call, in *abi.ExQueryDevice, out *abi.ExQueryDeviceResp) e
 	copyDevice(&out.Base, a)
 	out.ResponseLength = c.responseLength(sizeOf[abi.ExQueryDeviceResp]())
 	out.DeviceCapFlagsEx = uint64(a.CapFlags)
+	out.ODP = abi.ODPCaps{GeneralCaps: uint64(a.ODP.General), RC: uint32(a.ODP.RC), UC: uint32(a.ODP.UC), UD: uint32(a.ODP.UD)}
+	out.XRCODPCaps = uint32(a.ODP.XRC)
 	out.CQModeration = abi.CQModerationCaps{MaxCount: a.MaxCQCount, MaxPeriod: a.MaxCQPeriod}
 	return nil
 }

@@ -12,7 +12,7 @@ const pageMask = pin.PageSize - 1
 // checkAccess is ib_check_mr_access, with what the optional bits ask for left
 // out, as it may be. EOPNOTSUPP: what the kernel knows and its software drivers
 // do not do.
-func checkAccess(flags uint32) (hca.Access, error) {
+func (c *call) checkAccess(flags uint32) (hca.Access, error) {
 	access := hca.Access(flags) &^ hca.AccessOptionalRange
 	if access&^hca.AccessKnown != 0 {
 		return 0, unix.EINVAL
@@ -20,17 +20,39 @@ func checkAccess(flags uint32) (hca.Access, error) {
 	if access&hca.AccessNeedsLocal != 0 && access&hca.AccessLocalWrite == 0 {
 		return 0, unix.EINVAL
 	}
-	if access&^hca.AccessSupported != 0 {
+	able := hca.AccessSupported
+	if c.f.dev.cfg.HCA.Attr().ODP.General&hca.ODPSupport != 0 {
+		able |= hca.AccessOnDemand
+		if access&hca.AccessOnDemand != 0 {
+			// How large its pages are is the region's owner's to know.
+			able |= hca.AccessHugetlb
+		}
+	}
+	if access&^able != 0 {
 		return 0, unix.EOPNOTSUPP
 	}
 	return access, nil
 }
 
+// isImplicit says whether a region on demand is all of the address space.
+func (c *call) isImplicit(start, length, iova uint64) bool {
+	return start == 0 && iova == 0 && length == hca.ImplicitLength && c.f.dev.cfg.HCA.Attr().ODP.General&hca.ODPImplicit != 0
+}
+
 // pinRange charges a range and checks that the client itself may reach all of
-// it, as ib_umem_get does.
+// it, as ib_umem_get does. A region on demand is neither charged nor need its
+// pages be there (ib_umem_odp_get).
 func (c *call) pinRange(start, length, iova uint64, access hca.Access) (pin.Charge, error) {
+	onDemand := access&hca.AccessOnDemand != 0
+	if onDemand && c.isImplicit(start, length, iova) {
+		return pin.Charge{}, nil
+	}
 	if length == 0 || iova+length < iova || length > c.f.dev.cfg.HCA.Attr().MaxMRSize {
 		return pin.Charge{}, unix.EINVAL
+	}
+	if onDemand {
+		_, err := pin.Pages(start, length)
+		return pin.Charge{}, err
 	}
 	charge, err := c.f.pin(start, length)
 	if err != nil {
@@ -53,8 +75,9 @@ func (c *call) checkRange(start, length uint64, access hca.Access) error {
 }
 
 // shared are the pieces of a range that a region for atomics shares with others.
+// Of one on demand they are not known: what is there may come later.
 func (c *call) shared(start, length uint64, access hca.Access) ([]hca.SharedPiece, error) {
-	if access&hca.AccessRemoteAtomic == 0 {
+	if access&hca.AccessRemoteAtomic == 0 || access&hca.AccessOnDemand != 0 {
 		return nil, nil
 	}
 	c.f.user.checking.Lock()
@@ -67,7 +90,7 @@ func regMR(c *call, in *abi.RegMR, out *abi.RegMRResp) error {
 	if in.Start&pageMask != in.HCAVA&pageMask {
 		return unix.EINVAL
 	}
-	access, err := checkAccess(in.AccessFlags)
+	access, err := c.checkAccess(in.AccessFlags)
 	if err != nil {
 		return err
 	}
@@ -124,7 +147,7 @@ func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
 	mr := o.Value.(*mrObject)
 	how := hca.MRRereg{Flags: flags, Access: mr.access}
 	if flags&hca.ReregAccess != 0 {
-		if how.Access, err = checkAccess(in.AccessFlags); err != nil {
+		if how.Access, err = c.checkAccess(in.AccessFlags); err != nil {
 			return err
 		}
 	}
@@ -135,6 +158,9 @@ func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
 	}
 	charge := mr.charge
 	switch {
+	case flags&hca.ReregTrans == 0 && (how.Access^mr.access)&hca.AccessOnDemand != 0:
+		// Its pages are charged and checked, or are not, with the range.
+		return unix.EOPNOTSUPP
 	case flags&hca.ReregTrans != 0:
 		// Both ranges are charged for a moment, as in the drivers that pin the
 		// new one first.
@@ -143,7 +169,7 @@ func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
 		}
 		how.Mem, how.Start, how.Length, how.IOVA = c.f.proc, in.Start, in.Length, in.HCAVA
 		how.Shared, err = c.shared(in.Start, in.Length, how.Access)
-	case how.Access&hca.AccessNeedsWritable != 0 && mr.access&hca.AccessNeedsWritable == 0:
+	case how.Access&hca.AccessOnDemand == 0 && how.Access&hca.AccessNeedsWritable != 0 && mr.access&hca.AccessNeedsWritable == 0:
 		// A region that was only read is to be written: may its owner?
 		if err := c.checkRange(mr.start, mr.length, how.Access); err != nil {
 			return err

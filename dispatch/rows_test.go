@@ -332,7 +332,7 @@ func TestRow6ResponsesLeakNothing(t *testing.T) {
 		{"RESIZE_CQ", pack(abi.CmdResizeCQ, 8, raw(abi.ResizeCQ{Response: resp, CQHandle: s["cq"], CQE: 16})), []int{4, 8}},
 		{"CREATE_SRQ", pack(abi.CmdCreateSRQ, 16, raw(abi.CreateSRQ{Response: resp, PDHandle: s["pd"], MaxWR: 1, MaxSGE: 1})), []int{12, 16}},
 		{"CREATE_QP", pack(abi.CmdCreateQP, 32, raw(abi.CreateQP{Response: resp, PDHandle: s["pd"], SendCQHandle: s["cq"], RecvCQHandle: s["cq"], MaxSendWR: 1, MaxSendSGE: 1, QPType: 2})), []int{28, 32}},
-		{"ex QUERY_DEVICE", packEx(abi.ExCmdQueryDevice, resp, 320, raw(abi.ExQueryDevice{})), []int{172, 180, 184, 224, 232, 280, 284, 320}},
+		{"ex QUERY_DEVICE", packEx(abi.ExCmdQueryDevice, resp, 320, raw(abi.ExQueryDevice{})), []int{172, 180, 204, 224, 232, 280, 284, 296, 300, 320}},
 		{"ex CREATE_CQ", packEx(abi.ExCmdCreateCQ, resp, 24, raw(abi.ExCreateCQ{CQE: 1, CompChannel: -1})), []int{8, 12, 16, 24}},
 	} {
 		dirty()

@@ -202,6 +202,65 @@ func TestReregMR(t *testing.T) {
 	g.empty()
 }
 
+// A region on demand is charged nothing and its pages need not be there; what it
+// is cannot be changed but with its range.
+func TestRegMROnDemand(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	c.context()
+	pd := c.pd()
+	const (
+		rw       = 0x10000 + 8*page
+		hole     = 0x1000
+		onDemand = uint32(hca.AccessOnDemand)
+		all      = hca.ImplicitLength
+	)
+	for _, tc := range []struct {
+		name string
+		in   abi.RegMR
+		want unix.Errno
+	}{
+		{"memory", abi.RegMR{Start: rw, HCAVA: rw, Length: page}, 0},
+		{"hole", abi.RegMR{Start: hole, HCAVA: hole, Length: page}, 0},
+		{"hole, local write", abi.RegMR{Start: hole, HCAVA: hole, Length: page, AccessFlags: 1}, 0},
+		{"over the memlock limit", abi.RegMR{Start: rw, HCAVA: rw, Length: 9 << 20}, 0},
+		{"huge pages", abi.RegMR{Start: rw, HCAVA: rw, Length: page, AccessFlags: uint32(hca.AccessHugetlb)}, 0},
+		{"all", abi.RegMR{Length: all}, 0},
+		{"all, elsewhere", abi.RegMR{Length: all, HCAVA: page}, unix.EINVAL},
+		{"almost all", abi.RegMR{Length: all - 1}, unix.EINVAL},
+		{"empty", abi.RegMR{Start: rw, HCAVA: rw}, unix.EINVAL},
+		{"wraps", abi.RegMR{Start: ^uint64(0), HCAVA: ^uint64(0), Length: 2}, unix.EINVAL},
+		{"remote without local write", abi.RegMR{Start: rw, HCAVA: rw, Length: 1, AccessFlags: 2}, unix.EINVAL},
+		{"flush", abi.RegMR{Start: rw, HCAVA: rw, Length: 1, AccessFlags: 1 << 8}, unix.EOPNOTSUPP},
+	} {
+		tc.in.Response, tc.in.PDHandle = resp, pd
+		tc.in.AccessFlags |= onDemand
+		t.Run(tc.name, func(*testing.T) { c.cmd(tc.want, abi.CmdRegMR, 12, raw(tc.in)) })
+	}
+	c.cmd(unix.EINVAL, abi.CmdRegMR, 12, raw(abi.RegMR{Response: resp, PDHandle: pd, Length: all}))
+	if n := g.state().Files[0].Pinned; n != 0 {
+		t.Errorf("%d bytes pinned", n)
+	}
+	rereg := func(want unix.Errno, in abi.ReregMR) {
+		in.Response = resp
+		c.cmd(want, abi.CmdReregMR, 8, raw(in))
+	}
+	mr := c.mr(pd, rw, page, hca.AccessLocalWrite).MRHandle
+	rereg(unix.EOPNOTSUPP, abi.ReregMR{MRHandle: mr, Flags: 4, AccessFlags: onDemand})
+	rereg(0, abi.ReregMR{MRHandle: mr, Flags: 5, AccessFlags: onDemand | 1, Start: hole, HCAVA: hole, Length: page})
+	if n := g.state().Files[0].Pinned; n != 0 {
+		t.Errorf("%d bytes pinned after the region has become one on demand", n)
+	}
+	rereg(unix.EOPNOTSUPP, abi.ReregMR{MRHandle: mr, Flags: 4, AccessFlags: 1})
+	rereg(unix.EFAULT, abi.ReregMR{MRHandle: mr, Flags: 5, AccessFlags: 1, Start: hole, HCAVA: hole, Length: page})
+	rereg(0, abi.ReregMR{MRHandle: mr, Flags: 5, AccessFlags: 1, Start: rw, HCAVA: rw, Length: page})
+	if n := g.state().Files[0].Pinned; n != page {
+		t.Errorf("%d bytes pinned after the region is none on demand any more", n)
+	}
+	c.h.Release()
+	g.empty()
+}
+
 func TestAllocMW(t *testing.T) {
 	g := newRig(t)
 	c := g.client(100)

@@ -96,7 +96,8 @@ type PD interface {
 }
 
 // MRInit describes a region whose range and permissions the caller has already
-// checked and charged.
+// checked and charged, unless Access has AccessOnDemand: the bytes of such a
+// region may not be there yet, or never be.
 type MRInit struct {
 	Mem    Memory
 	Start  uint64 // the client's address of byte 0

@@ -103,9 +103,46 @@ type DeviceAttr struct {
 	MaxInline     uint32
 	// Bounds of CQ.Modify; 0 where OpModifyCQ is not there.
 	MaxCQCount, MaxCQPeriod uint16
+	ODP                     ODPCaps
 	GIDTableLen             int
 	PKeyTableLen            int
 }
+
+// ODPCaps is struct ib_odp_caps: what works in a region that was registered with
+// AccessOnDemand, whose pages need not be there before they are touched. All 0:
+// there are no such regions.
+type ODPCaps struct {
+	General         ODPGeneral
+	RC, UC, UD, XRC ODPTransport
+}
+
+// ODPGeneral is enum ib_odp_general_cap_bits.
+type ODPGeneral uint64
+
+// Bits of ODPGeneral.
+const (
+	ODPSupport ODPGeneral = 1 << iota
+	// ODPImplicit: a region may be the whole address space, start 0 and length
+	// ImplicitLength.
+	ODPImplicit
+)
+
+// ImplicitLength is the length, in bytes, that stands for the whole address
+// space (ib_umem_odp_alloc_implicit's callers: U64_MAX).
+const ImplicitLength = 1<<64 - 1
+
+// ODPTransport is enum ib_odp_transport_cap_bits.
+type ODPTransport uint32
+
+// Bits of ODPTransport.
+const (
+	ODPSend ODPTransport = 1 << iota
+	ODPRecv
+	ODPWrite
+	ODPRead
+	ODPAtomic
+	ODPSRQRecv
+)
 
 // LinkLayer is IB_LINK_LAYER_*.
 type LinkLayer uint8

@@ -17,6 +17,7 @@ var objectCases = []testCase{
 	{"MRChecks", testMRChecks},
 	{"MRKeys", testMRKeys},
 	{"MRBounds", testMRBounds},
+	{"MROnDemand", testMROnDemand},
 	{"AHChecks", testAHChecks},
 	{"QPNumbers", testQPNumbers},
 	{"McastChecks", testMcastChecks},
@@ -262,6 +263,63 @@ func testMRBounds(t *testing.T, p Pair) {
 			want = hca.WCRemAccessErr
 		}
 		one(t, a.scq, 3, want)
+	}
+}
+
+// testMROnDemand: a region on demand works as any other, and can be all of the
+// address space; where there is nothing, requests fail when they come to it.
+func testMROnDemand(t *testing.T, p Pair) {
+	if p.A.Attr().ODP.General&hca.ODPImplicit == 0 || p.B.Attr().ODP.General&hca.ODPImplicit == 0 {
+		t.Skip("no on-demand paging")
+	}
+	all := hca.MRInit{Length: hca.ImplicitLength, Access: allAcc | hca.AccessOnDemand}
+	for name, change := range map[string]func(*hca.MRInit){
+		"not on demand":   func(in *hca.MRInit) { in.Access = allAcc },
+		"another start":   func(in *hca.MRInit) { in.Start = 1 },
+		"another address": func(in *hca.MRInit) { in.IOVA = 1 },
+		"another length":  func(in *hca.MRInit) { in.Length-- },
+	} {
+		e := newEnd(t, p.A, defaults())
+		in := all
+		in.Mem = e.mem
+		change(&in)
+		if _, err := e.pd.RegMR(in); err == nil {
+			t.Fatalf("%s: no error", name)
+		} else {
+			wantErrno(t, err, unix.EINVAL)
+		}
+	}
+	// Programs pass a region's flags on to the QP.
+	q := newEnd(t, p.A, defaults()).qp
+	must(t, q.Modify(&hca.QPAttr{State: hca.QPInitState, Port: 1, Access: allAcc | hca.AccessOnDemand | hca.AccessHugetlb},
+		hca.QPMaskState|hca.QPMaskPKeyIndex|hca.QPMaskPort|hca.QPMaskAccess))
+	for _, op := range []hca.SendOpcode{hca.OpSend, hca.OpRDMAWrite, hca.OpRDMARead} {
+		for _, there := range []bool{true, false} {
+			a, b := pair(t, p, defaults())
+			all.Mem = b.mem
+			mr, err := b.pd.RegMR(all)
+			must(t, err)
+			t.Cleanup(func() { must(t, mr.Close()) })
+			at, want := uint64(memBase+64), hca.WCSuccess
+			if !there {
+				at, want = memBase+memSize+1<<20, hca.WCRemOpErr
+			}
+			from, fromAt, to, toAt := a.mem, 0, b.mem, 64
+			w := withKey(a.rdma(op, 1, 0, b, 0, 8), at, mr)
+			switch op {
+			case hca.OpSend:
+				w = hca.SendWR{ID: 1, Opcode: op, Flags: hca.SendSignaled, SGE: []hca.SGE{a.sge(0, 8)}}
+				b.postRecv(2, hca.SGE{Addr: at, Length: 8, LKey: mr.LKey()})
+			case hca.OpRDMARead:
+				from, fromAt, to, toAt = b.mem, 64, a.mem, 0
+			}
+			from.Set(fromAt, Pattern(int(op)+1, 8))
+			a.postSend(w)
+			one(t, a.scq, 1, want)
+			if there {
+				equal(t, to.Get(toAt, 8), Pattern(int(op)+1, 8))
+			}
+		}
 	}
 }
 

@@ -104,10 +104,24 @@ func DefaultAttr() hca.DeviceAttr {
 		MaxInline:     maxInline,
 		MaxCQCount:    1<<16 - 1, // 16 bits, as mlx5's
 		MaxCQPeriod:   1<<16 - 1,
+		ODP:           odpCaps,
 		GIDTableLen:   gidTableLen,
 		PKeyTableLen:  1,
 	}
 }
+
+// odpCaps: whatever can be done with memory can be done with memory that comes on
+// demand, since nothing is pinned and every copy goes through the client's page
+// tables.
+var odpCaps = hca.ODPCaps{
+	General: hca.ODPSupport | hca.ODPImplicit,
+	RC:      odpDatagram | hca.ODPWrite | hca.ODPRead | hca.ODPAtomic,
+	UC:      odpDatagram | hca.ODPWrite,
+	UD:      odpDatagram,
+	XRC:     odpDatagram | hca.ODPWrite | hca.ODPRead | hca.ODPAtomic,
+}
+
+const odpDatagram = hca.ODPSend | hca.ODPRecv | hca.ODPSRQRecv
 
 // capFlags: BAD_PKEY_CNTR, BAD_QKEY_CNTR, UD_AV_PORT_ENFORCE,
 // CURR_QP_STATE_MOD, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN,

@@ -14,6 +14,10 @@ const (
 	migArmed    = 2
 )
 
+// qpAccess is what a QP's access flags may hold: programs hand it a region's,
+// also those that say nothing to a QP (ib_modify_qp looks at none of them).
+const qpAccess = hca.AccessKnown | hca.AccessOptionalRange
+
 // Modify checks everything, then changes what m names; EINVAL, and nothing has
 // changed. After a move to ERR everything is flushed, after one to RESET
 // nothing is left; both wait, within stuckWait, for copies under way.
@@ -72,7 +76,7 @@ func (q *QP) checkModify(from, to hca.QPState, a *hca.QPAttr, m hca.QPAttrMask) 
 		return bad("port", a.Port)
 	case m&mPKey != 0 && int(a.PKeyIndex) >= dev.PKeyTableLen:
 		return bad("pkey index", a.PKeyIndex)
-	case m&mAccess != 0 && a.Access&^hca.AccessSupported != 0:
+	case m&mAccess != 0 && a.Access&^qpAccess != 0:
 		return bad("access", a.Access)
 	case m&mMTU != 0 && (a.PathMTU.Bytes() == 0 || a.PathMTU > mtu4096):
 		return bad("path MTU", a.PathMTU)

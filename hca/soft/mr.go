@@ -105,12 +105,13 @@ func (m *MR) spaceAt(addr uint64) *space {
 
 var _ hca.MR = (*MR)(nil)
 
-// RegMR: EINVAL for a range that wraps, for one over MaxMRSize, and for remote
-// write or atomic access without local write (ib_check_mr_access); EOPNOTSUPP
-// for access flags that the engine cannot give; ENOMEM when MaxMR exist.
+// RegMR: EINVAL for a range that wraps, for one over MaxMRSize that is not all of
+// the memory on demand, and for remote write or atomic access without local write
+// (ib_check_mr_access); EOPNOTSUPP for access flags that the engine cannot give;
+// ENOMEM when MaxMR exist.
 func (p *PD) RegMR(in hca.MRInit) (hca.MR, error) {
 	d := p.ctx.dev
-	if err := d.checkRange(in.Mem, in.Start, in.Length, in.IOVA); err != nil {
+	if err := d.checkRange(in.Mem, in.Start, in.Length, in.IOVA, in.Access); err != nil {
 		return nil, fmt.Errorf("reg mr: %w", err)
 	}
 	if err := checkAccess(in.Access); err != nil {
@@ -123,12 +124,14 @@ func (p *PD) RegMR(in hca.MRInit) (hca.MR, error) {
 	return m, nil
 }
 
-func (d *Device) checkRange(mem hca.Memory, start, length, iova uint64) error {
+func (d *Device) checkRange(mem hca.Memory, start, length, iova uint64, access hca.Access) error {
 	switch {
 	case mem == nil:
 		return fmt.Errorf("no memory: %w", einval)
 	case length != 0 && (start+length-1 < start || iova+length-1 < iova):
 		return fmt.Errorf("range wraps: %w", einval)
+	case access&hca.AccessOnDemand != 0 && start == 0 && iova == 0 && length == hca.ImplicitLength:
+		return nil
 	case length > d.attr.MaxMRSize:
 		return fmt.Errorf("%d bytes: %w", length, einval)
 	}
@@ -139,7 +142,7 @@ func checkAccess(a hca.Access) error {
 	switch {
 	case a&hca.AccessNeedsLocal != 0 && a&hca.AccessLocalWrite == 0:
 		return fmt.Errorf("access %#x without local write: %w", a, einval)
-	case a&^(hca.AccessSupported|hca.AccessHugetlb|hca.AccessOptionalRange) != 0:
+	case a&^(hca.AccessSupported|hca.AccessOnDemand|hca.AccessHugetlb|hca.AccessOptionalRange) != 0:
 		return fmt.Errorf("access %#x: %w", a, eopnotsupp)
 	}
 	return nil
@@ -213,7 +216,11 @@ func (m *MR) changed(in *hca.MRRereg) (*MR, error) {
 	}
 	n := &MR{dev: m.dev, pd: m.pd, mem: m.mem, named: m.named, shared: slices.Clone(m.shared), key: m.key, start: m.start, length: m.length, iova: m.iova, access: m.access}
 	if in.Flags&hca.ReregTrans != 0 {
-		if err := m.dev.checkRange(in.Mem, in.Start, in.Length, in.IOVA); err != nil {
+		access := m.access
+		if in.Flags&hca.ReregAccess != 0 {
+			access = in.Access
+		}
+		if err := m.dev.checkRange(in.Mem, in.Start, in.Length, in.IOVA, access); err != nil {
 			return nil, err
 		}
 		n.mem, n.start, n.length, n.iova = in.Mem, in.Start, in.Length, in.IOVA

@@ -50,6 +50,7 @@ var allowances = []allowed{
 	{"REREG_MR/trans-*", []unix.Errno{notSupp}, "rxe cannot move a region"},
 	{"REREG_MR/*", []unix.Errno{notSupp}, whyNotOld},
 	{"REG_MR/access-hugetlb", []unix.Errno{ok}, "rxe before 6.3 takes any flag"},
+	{"REG_MR/*on-demand", []unix.Errno{notSupp, inval}, "rxe has no on-demand paging in these kernels"},
 	{"*MODIFY_QP/pkey-index-high", []unix.Errno{ok}, "rxe has one P_Key and does not look at the index"},
 	{"EX_MODIFY_CQ/*", []unix.Errno{notSupp}, "rxe has no moderation"},
 	{"EX-NUMBER-*/*", []unix.Errno{inval}, whyExtHole},

@@ -122,6 +122,8 @@ var rows = append([]row{
 			{"unmapped", all(put64(8, 0x10000), put64(24, 0x10000)), unix.EFAULT},
 			{"kernel-address", all(put64(8, 0xffff_8880_0000_0000), put64(24, 0xffff_8880_0000_0000)), unix.EFAULT},
 			{"access-hugetlb", put32(36, 1<<7|1), unix.EOPNOTSUPP},
+			{"access-on-demand", put32(36, 1<<6|1), 0},
+			{"unmapped-on-demand", all(put64(8, 0x10000), put64(24, 0x10000), put32(36, 1<<6|1)), 0},
 			{"access-bit12", put32(36, 1<<12|1), unix.EINVAL},
 			{"access-bit31", put32(36, 1<<31|1), unix.EINVAL},
 			{"access-relaxed", put32(36, 1<<20|1), 0},

@@ -35,6 +35,7 @@ func TestCacheKey(t *testing.T) {
 	for what, change := range map[string]func(*Recipe){
 		"version": func(r *Recipe) { r.Version++ },
 		"exclude": func(r *Recipe) { r.Excludes = r.Excludes[1:] },
+		"include": func(r *Recipe) { r.Includes = nil },
 		"hook":    func(r *Recipe) { r.Hooks = append(slices.Clone(r.Hooks), "true") },
 		"module":  func(r *Recipe) { r.Modules = r.Modules[1:] },
 		"size":    func(r *Recipe) { r.SpareMiB++ },
@@ -71,6 +72,11 @@ func TestMmdebstrapArgs(t *testing.T) {
 	if i := slices.IndexFunc(args, func(a string) bool { return strings.HasPrefix(a, "--include=") }); i < 0 ||
 		!strings.Contains(args[i], "gdb,") || !strings.Contains(args[i], "linux-image-amd64") {
 		t.Errorf("packages missing: %q", args)
+	}
+	exclude := slices.Index(args, "--dpkgopt=path-exclude=/usr/share/doc/*")
+	include := slices.Index(args, "--dpkgopt=path-include=/usr/share/doc/rdma-core/tests/*")
+	if exclude < 0 || include < exclude {
+		t.Errorf("of dpkg's patterns the last counts: test suite at %d, documentation at %d", include, exclude)
 	}
 	for _, keep := range []string{"drivers/infiniband", "drivers/vfio", "drivers/iommu", "drivers/net/*", "drivers/net/ethernet"} {
 		for _, a := range args {

@@ -26,6 +26,7 @@ var basePackages = []string{
 	"linux-image-amd64",
 	"perftest",
 	"procps",
+	"python3-pyverbs", // with rdma-core's own test suite
 	"rdma-core",
 	"rdmacm-utils",
 	"strace",
@@ -46,6 +47,10 @@ var excludedPaths = append([]string{
 	"drivers/nfc", "drivers/power", "drivers/scsi", "drivers/staging", "drivers/thunderbolt", "drivers/usb",
 	"drivers/video", "drivers/watchdog", "net/bluetooth", "net/mac80211", "net/wireless", "sound",
 )...)
+
+// includedPaths are unpacked although an excluded path covers them: rdma-core's test suite is packaged as
+// documentation. dpkg creates no folder above an included one by itself.
+var includedPaths = []string{"/usr/share/doc/rdma-core", "/usr/share/doc/rdma-core/tests/*"}
 
 // withModuleRoots spells kernel module folders both ways: before Debian 13 they were packaged under /lib.
 func withModuleRoots(folders ...string) []string {
@@ -87,6 +92,7 @@ type Recipe struct {
 	Suite    string
 	Packages []string // sorted, without duplicates
 	Excludes []string
+	Includes []string // exceptions to Excludes
 	Hooks    []string
 	Modules  []bootModule
 	SpareMiB int
@@ -112,6 +118,7 @@ func NewRecipe(suite string, extra []string) (*Recipe, error) {
 		Suite:    suite,
 		Packages: slices.Compact(packages),
 		Excludes: excludedPaths,
+		Includes: includedPaths,
 		Hooks:    customizeHooks,
 		Modules:  bootModules,
 		SpareMiB: spareMiB,
@@ -143,6 +150,10 @@ func (r *Recipe) mmdebstrapArgs(root string) []string {
 	args := []string{"--mode=root", "--variant=minbase", "--format=directory", "--include=" + strings.Join(r.Packages, ",")}
 	for _, p := range r.Excludes {
 		args = append(args, "--dpkgopt=path-exclude="+p)
+	}
+	// dpkg lets the last pattern that matches decide.
+	for _, p := range r.Includes {
+		args = append(args, "--dpkgopt=path-include="+p)
 	}
 	for _, h := range r.Hooks {
 		args = append(args, "--customize-hook="+h)

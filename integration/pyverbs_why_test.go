@@ -1,0 +1,56 @@
+//go:build guest
+
+package integration_test
+
+import (
+	"strings"
+
+	"github.com/uverbsd/uverbsd/integration/internal/pyunit"
+)
+
+// noVerb: what a provider's context does not have (ipath_ctx_common_ops and
+// ipath_ctx_v1_ops, providers/ipathverbs/ipathverbs.c), libibverbs answers
+// itself (libibverbs/dummy_ops.c): nothing of it comes to the daemon.
+func noVerb(name string) string {
+	return "libipathverbs has no " + name + "; libibverbs answers EOPNOTSUPP itself"
+}
+
+// whySkipped says what skips come from, by how the suite's own message begins.
+var whySkipped = []struct{ message, why string }{
+	{"Advise MR with flags", noVerb("advise_mr")},
+	{"Allocating dmabuf", "the suite's own allocator knows no GPU here; " + noVerb("reg_dmabuf_mr")},
+	{"Create Extended CQ", noVerb("create_cq_ex")},
+	{"Create MW", noVerb("alloc_mw")},
+	{"Create QP type", noVerb("create_qp_ex")},
+	{"Create RC QP with", noVerb("create_qp_ex")},
+	{"Create UC QP with", noVerb("create_qp_ex")},
+	{"Create UD QP with", noVerb("create_qp_ex")},
+	{"Create XRCD", noVerb("open_xrcd")},
+	{"Create memory window", noVerb("alloc_mw")},
+	{"Create custom mr with additional access flags", "an access flag for ibv_wr_flush, which is a work request of an extended QP: " + noVerb("create_qp_ex")},
+	{"Device /dev/dri/", "the guests have no GPU; " + noVerb("reg_dmabuf_mr")},
+	{"Device memory", "max_dm_size must be 0: " + noVerb("alloc_dm")},
+	{"Extended CQ", noVerb("create_cq_ex")},
+	{"Extended QP", noVerb("create_qp_ex")},
+	{"Link layer of port=1 is InfiniBand", "ours: a port of qib is InfiniBand, and this is about RoCE"},
+	{"Memory Window allocation", noVerb("alloc_mw")},
+	{"Must be run by root on Ethernet link layer", "a port of qib is InfiniBand; " + noVerb("create_flow and create_wq")},
+	{"Operation not supported (Failed to create QP", noVerb("create_qp_ex")},
+	{"Parent Domain", noVerb("alloc_parent_domain")},
+	{"Rereg MR", noVerb("rereg_mr")},
+	{"Tag matching", "tm_caps must be 0: " + noVerb("create_srq_ex")},
+	{"To Create RAW QP", "ours: a port of qib is InfiniBand, and raw packets are Ethernet's"},
+}
+
+// whyNot says why a test did not pass; "" if nobody knows.
+func whyNot(r pyunit.Result) string {
+	if r.Status != pyunit.Skip {
+		return ""
+	}
+	for _, w := range whySkipped {
+		if strings.HasPrefix(r.Message, w.message) {
+			return w.why
+		}
+	}
+	return ""
+}
