@@ -10,7 +10,7 @@ GUESTFLAGS ?=
 BIN := build/uverbsd
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
-.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench-objects oracle pyverbs-list bench races fuzz lint clean FORCE
+.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench-objects oracle pyverbs-list soak bench races fuzz lint clean FORCE
 
 all: build
 
@@ -68,6 +68,15 @@ oracle: deps build build/guest-run
 # What rdma-core's own suite does, written anew: look at the difference.
 pyverbs-list: deps build build/guest-run
 	go test -tags guest -count=1 -run 'TestPyverbs$$' ./integration -pyverbs-list
+
+# Its own daemon, with limits (soak.sh). The guest's time limit is five minutes
+# more than the soak: a Go duration is a sum, so 10m5m is fifteen minutes.
+SOAK ?= 10m
+soak: deps build build/guest-run
+	CGO_ENABLED=0 go build -trimpath -o build/soak ./integration/soak
+	@echo 'SOAK=$(SOAK)' > build/soak.env
+	@build/guest-run -guest $(GUEST) -script integration/scripts/soak.sh -daemon=no -timeout $(SOAK)5m \
+		-file $(BIN):/opt/uverbsd -file build/soak:/opt/soak -file build/soak.env:/opt/soak.env -file integration/scripts/lib.sh:/opt/lib.sh
 
 bench:
 	go test -run '^$$' -bench . -benchmem ./...

@@ -87,6 +87,7 @@ func serve(c config, log *zap.Logger) (err error) {
 	if err := d.serveControl(c.ControlSocket); err != nil {
 		return err
 	}
+	d.reportUsage()
 	log.Info("ready", zap.Int("devices", len(d.reg.List())))
 	select {
 	case s := <-stop:

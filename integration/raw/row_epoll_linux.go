@@ -176,7 +176,7 @@ func row30(t *rowTest) {
 	t.check(fmt.Sprintf("%d times arm, poll, wait", count), func() error {
 		// As a program does it: an event says only that something may be there.
 		done := make(chan error, 1)
-		sender, err := sharing(n.c)
+		sender, err := n.c.Share()
 		if err != nil {
 			return err
 		}

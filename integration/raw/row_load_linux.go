@@ -14,15 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sharing is c with response memory of its own.
-func sharing(c *rawverbs.Client) (*rawverbs.Client, error) {
-	m, err := rawverbs.NewMem()
-	if err != nil {
-		return nil, err
-	}
-	return &rawverbs.Client{FD: c.FD, Async: -1, Mem: m, Room: c.Room}, nil
-}
-
 // row13: one thread destroys what another works with.
 func row13(t *rowTest) {
 	p, err := newPort(t.node)
@@ -31,7 +22,7 @@ func row13(t *rowTest) {
 		return
 	}
 	defer p.c.Close()
-	other, err := sharing(p.c)
+	other, err := p.c.Share()
 	if err != nil {
 		t.check("setup", err)
 		return
@@ -177,7 +168,7 @@ func row34(t *rowTest) {
 
 // threadWork is one thread's commands; each result must be its own.
 func threadWork(shared *rawverbs.Client, dev abi.QueryDeviceResp, id, n int) error {
-	c, err := sharing(shared)
+	c, err := shared.Share()
 	if err != nil {
 		return err
 	}

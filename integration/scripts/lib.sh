@@ -48,6 +48,40 @@ perftest() {
 	return 1
 }
 
+# perftest_says MESSAGE PORT ROW PROGRAM ARGS...: perftest, and an end says MESSAGE.
+perftest_says() {
+	local says=$1 port=$2 row=$3 out i
+	shift 3
+	for i in $(seq 12); do
+		out=$(pair "$port" "$@") && break
+		grep -q "^client: Correlation coefficient .* < " <<< "$out" || break
+	done
+	grep -F "$says" <<< "$out" && grep -E "^client: +$row" <<< "$out" && return
+	echo "$out"
+	return 1
+}
+
+# refused PORT MESSAGE PROGRAM ARGS...: the program, on its own, fails at once and
+# says MESSAGE.
+refused() {
+	local port=$1 says=$2 out status=0
+	shift 2
+	out=$(timeout 20 "$@" -p "$port" 2>&1) || status=$?
+	grep -F "$says" <<< "$out" && [ $status != 0 ] && [ $status != 124 ] && return
+	echo "exit status $status, $out"
+	return 1
+}
+
+# refused_by_device PORT MESSAGE PROGRAM ARGS...: a pair of it fails, and says MESSAGE.
+refused_by_device() {
+	local port=$1 says=$2 out status=0
+	shift 2
+	out=$(pair "$port" "$@") || status=$?
+	grep -F "$says" <<< "$out" && [ $status != 0 ] && return
+	echo "exit status $status, $out"
+	return 1
+}
+
 # contexts: how many contexts the daemon says are open.
 contexts() { "$UVERBSD" status --json | grep -o '"pid":[0-9]*' | wc -l; }
 
