@@ -10,7 +10,7 @@ GUESTFLAGS ?=
 BIN := build/uverbsd
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
-.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench-objects oracle pyverbs-list soak bench races fuzz lint clean FORCE
+.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench-objects oracle pyverbs-list perftest soak bench races fuzz lint clean FORCE
 
 all: build
 
@@ -68,6 +68,10 @@ oracle: deps build build/guest-run
 # What rdma-core's own suite does, written anew: look at the difference.
 pyverbs-list: deps build build/guest-run
 	go test -tags guest -count=1 -run 'TestPyverbs$$' ./integration -pyverbs-list
+
+# The whole of perftest's matrix in both releases; `make test` runs each row in one.
+perftest: deps build build/guest-run
+	go test -tags guest -count=1 -timeout 60m -run 'TestPerftest' ./integration -perftest-all
 
 # Its own daemon, with limits (soak.sh). The guest's time limit is five minutes
 # more than the soak: a Go duration is a sum, so 10m5m is fifteen minutes.

@@ -32,7 +32,7 @@ func getContext(c *call) error {
 	f.opening = true
 	f.mu.Unlock()
 
-	u := &ucontext{async: newEventFile(f, asyncEvents)}
+	u := &ucontext{uid: f.uid, async: newEventFile(f, asyncEvents)}
 	opened := func() {
 		f.mu.Lock()
 		f.opening = false

@@ -47,7 +47,12 @@ type File struct {
 type ucontext struct {
 	hca   hca.UContext
 	async *eventFile
+	uid   uint32
 }
+
+// Owner is the user: what the contexts of one can take from others is bounded for
+// all of them together.
+func (u *ucontext) Owner() any { return u.uid }
 
 // PortEvent passes an unaffiliated event on (ib_uverbs_event_handler).
 func (u *ucontext) PortEvent(ev hca.EventType, port uint8) {

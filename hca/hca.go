@@ -56,7 +56,8 @@ type Device interface {
 	// Counters are the port's counters by their sysfs name
 	// (ports/P/counters/NAME), port_xmit_data and port_rcv_data in 4-byte words.
 	Counters(port uint8) (map[string]uint64, error)
-	// AllocUContext is alloc_ucontext.
+	// AllocUContext is alloc_ucontext. If n is an Owner too, contexts of one owner
+	// are bounded together in what they can take from others.
 	AllocUContext(n Notifier) (UContext, error)
 	// AllocXRCD is alloc_xrcd (OpXRC): of the device, since several contexts
 	// share a domain.
@@ -75,6 +76,9 @@ type XRCD interface {
 type Notifier interface {
 	PortEvent(ev EventType, port uint8)
 }
+
+// Owner says whom a context belongs to, by something comparable: its user.
+type Owner interface{ Owner() any }
 
 // UContext is what one open file may create without a PD.
 type UContext interface {

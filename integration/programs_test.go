@@ -19,13 +19,14 @@ import (
 
 // bootedGuest is a guest with the daemon running in it.
 type bootedGuest struct {
-	t  *testing.T
-	vm *guest.VM
+	t       *testing.T
+	vm      *guest.VM
+	release int // in guest.Releases
 }
 
 // forEachRelease boots each release and runs f in it.
 func forEachRelease(t *testing.T, cfg guest.Config, f func(*testing.T, *bootedGuest)) {
-	for _, r := range guest.Releases {
+	for i, r := range guest.Releases {
 		t.Run(string(r), func(t *testing.T) {
 			ctx := context.Background()
 			cfg := cfg
@@ -42,7 +43,7 @@ func forEachRelease(t *testing.T, cfg guest.Config, f func(*testing.T, *bootedGu
 			}
 			defer vm.Close()
 			t.Logf("kernel %s, booted in %v", vm.Kernel(), vm.BootTime().Round(time.Second))
-			g := &bootedGuest{t, vm}
+			g := &bootedGuest{t, vm, i}
 			f(t, g)
 			if t.Failed() {
 				log, _ := vm.DaemonLog(ctx)

@@ -8,6 +8,8 @@ import (
 
 // Row 35 once more: many clients whose memory never answers, together.
 var crowdCases = []testCase{
+	{"row35 server of stuck clients", testServerOfStuck},
+	{"row35 turns beside large messages", testTurns},
 	{"row35 crowd of stuck clients", func(t *testing.T, p Pair) { testCrowd(t, p, 6, 20, 64) }},
 	{"row35 stuck large messages", func(t *testing.T, p Pair) { testCrowd(t, p, 3, 4, 300000) }},
 }
@@ -49,6 +51,91 @@ func testCrowd(t *testing.T, p Pair, hubs, senders, n int) {
 	}
 	for _, a := range ends {
 		one(t, a.scq, 1, hca.WCSuccess)
+	}
+	for range ends {
+		signal(t, done, "return of Run")
+	}
+}
+
+// testServerOfStuck: clients whose memory blocks read from a server and write to
+// it, more of them than messages may touch one memory at a time. The server's
+// memory does not block: others reach it, and it reaches others.
+func testServerOfStuck(t *testing.T, p Pair) {
+	server := newEnd(t, p.B, defaults())
+	hostile := newEnd(t, p.A, defaults())
+	port := func(e *end) *end {
+		q := newEnd(t, p.B, defaults().with(func(o *opts) { o.shareCtx = server }))
+		link(e, q)
+		return q
+	}
+	hostile.mem.Block()
+	const senders = 40
+	done := make(chan struct{}, senders)
+	var ends []*end
+	for i := range senders {
+		a := newEnd(t, p.A, defaults().with(func(o *opts) { o.shareCtx = hostile }))
+		port(a)
+		op := []hca.SendOpcode{hca.OpRDMAWrite, hca.OpRDMARead}[i%2]
+		w := a.rdma(op, 1, 0, server, 0, 8)
+		w.SGE[0] = hostile.sge(0, 8)
+		must(t, errOf(a.qp.PostSend([]hca.SendWR{w})))
+		go func() { a.qp.Run(); done <- struct{}{} }()
+		ends = append(ends, a)
+	}
+	for range 4 {
+		good := newEnd(t, p.A, defaults())
+		q := port(good)
+		good.postSend(good.rdma(hca.OpRDMAWrite, 1, 0, server, 64, 8))
+		one(t, good.scq, 1, hca.WCSuccess)
+		good.postRecv(2, good.sge(0, 8))
+		q.postSend(q.send(3, 0, 8))
+		one(t, q.scq, 3, hca.WCSuccess)
+		one(t, good.rcq, 2, hca.WCSuccess)
+	}
+	hostile.mem.Unblock()
+	for _, a := range ends {
+		one(t, a.scq, 1, hca.WCSuccess)
+	}
+	for range ends {
+		signal(t, done, "return of Run")
+	}
+}
+
+// testTurns: a large message of one client is done before all that another had
+// queued on many QPs.
+func testTurns(t *testing.T, p Pair) {
+	hub := newEnd(t, p.B, defaults())
+	const senders = 64
+	g := hub.mem.Block() // so that all are queued when it begins
+	done := make(chan struct{}, senders)
+	var ends []*end
+	for range senders {
+		a := newEnd(t, p.A, defaults().with(func(o *opts) {
+			if len(ends) > 0 {
+				o.shareCtx = ends[0]
+			}
+		}))
+		link(a, newEnd(t, p.B, defaults().with(func(o *opts) { o.shareCtx = hub })))
+		for range 8 {
+			must(t, errOf(a.qp.PostSend([]hca.SendWR{a.rdma(hca.OpRDMAWrite, 1, 0, hub, 0, memSize)})))
+		}
+		go func() { a.qp.Run(); done <- struct{}{} }()
+		ends = append(ends, a)
+	}
+	signal(t, g.In, "blocked access")
+	good, peer := pair(t, p, defaults())
+	// The others are let go on when it is queued, and each of their accesses takes
+	// its time: they cannot all be done by the time of its turn.
+	hub.mem.Unblock()
+	good.postSend(good.rdma(hca.OpRDMAWrite, 1, 0, peer, 0, memSize))
+	one(t, good.scq, 1, hca.WCSuccess)
+	left := 0
+	for _, a := range ends {
+		var wc [8]hca.WC
+		left += len(wc) - a.scq.Poll(wc[:])
+	}
+	if left == 0 {
+		t.Error("it came last")
 	}
 	for range ends {
 		signal(t, done, "return of Run")

@@ -24,10 +24,9 @@ func (x *exec) perform() (verdict, hca.WCStatus) {
 	if x.length > maxMsg {
 		return finished, hca.WCLocLenErr
 	}
-	if !q.pd.ctx.gate.enterOrPark(q) {
+	if !q.pd.ctx.freeOrPark(q) {
 		return needPlace, 0
 	}
-	defer q.pd.ctx.gate.leave()
 	if q.typ == hca.QPTypeUD {
 		return x.datagram()
 	}
@@ -42,10 +41,9 @@ func (x *exec) perform() (verdict, hca.WCStatus) {
 		defer x.leaveSRQ()
 	}
 	if ctx := x.peerPD(p).ctx; ctx != q.pd.ctx {
-		if !ctx.gate.enterOrPark(q) {
+		if !ctx.freeOrPark(q) {
 			return needPlace, 0
 		}
-		defer ctx.gate.leave()
 		if !x.visit(ctx) {
 			q.woken.Store(true) // for a worker
 			return needPlace, 0
@@ -66,26 +64,6 @@ func (x *exec) perform() (verdict, hca.WCStatus) {
 	}
 	x.done += x.length
 	return v, st
-}
-
-// visit counts the goroutine of a post in, that is about to touch another
-// context's memory; false when there are enough of them. Workers are free to.
-func (x *exec) visit(ctx *UContext) bool {
-	if x.worker {
-		return true
-	}
-	if ctx.guests.Add(1) <= guestLimit {
-		return true
-	}
-	ctx.guests.Add(-1)
-	return false
-}
-
-// unvisit counts it out.
-func (x *exec) unvisit(ctx *UContext) {
-	if !x.worker {
-		ctx.guests.Add(-1)
-	}
 }
 
 // lookup finds the QP that the request is addressed to; nil if there is none.

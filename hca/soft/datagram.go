@@ -154,7 +154,7 @@ func (q *QP) runInbound(w *notes) {
 	var x *exec
 	r.mu.Lock()
 	for len(r.inq) > 0 && r.claimer == nil && canReceive(r.state) {
-		if !q.pd.ctx.gate.enter() {
+		if !q.pd.ctx.free() {
 			// The context's memory has too many copies under way already.
 			q.dropInboundLocked()
 			break
@@ -179,7 +179,6 @@ func (q *QP) runInbound(w *notes) {
 			r.count.dropped++
 		}
 		d.put()
-		q.pd.ctx.gate.leave()
 	}
 	r.mu.Unlock()
 	if x != nil {

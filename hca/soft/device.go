@@ -63,7 +63,9 @@ type Device struct {
 	// mu guards what is below. Leaf.
 	mu       sync.Mutex
 	contexts map[*UContext]struct{}
-	gone     counters // of queue pairs that are closed
+	parties  map[any]*party // by owner
+	nobody   *party         // of what has no context
+	gone     counters       // of queue pairs that are closed
 }
 
 var _ hca.Device = (*Device)(nil)
@@ -135,7 +137,7 @@ const capWindows = 1<<17 | 1<<24
 
 // New attaches a device to the fabric, with its port up.
 func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
-	d := &Device{fabric: fabric, contexts: make(map[*UContext]struct{})}
+	d := &Device{fabric: fabric, contexts: make(map[*UContext]struct{}), parties: make(map[any]*party), nobody: newParty()}
 	d.up.Store(true)
 	a := DefaultAttr()
 	a.NodeGUID, a.SysImageGUID = cfg.GUID, cfg.GUID
@@ -171,7 +173,7 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 	}
 	d.port = p
 	d.events.start()
-	d.pool.start(max(runtime.GOMAXPROCS(0)-1, 1))
+	d.pool.start(max(2*runtime.GOMAXPROCS(0), 4), max(runtime.GOMAXPROCS(0)-1, 1))
 	return d, nil
 }
 

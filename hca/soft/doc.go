@@ -22,8 +22,9 @@
 // touches nothing.
 //
 // Work for a client other than the poster's own goes to the device's workers
-// where it could block the poster for the other's sake: at most maxWorkers
-// goroutines that move, and at most gateLimit messages of one context at a time.
+// where it could block the poster for the other's sake; how much of that there can
+// be is bounded by context and by party, which is all contexts of one owner
+// (party.go).
 // Large messages have a lane of their own in the pool, on whatever goroutine they
 // are copied: one less than there are processors at a time, so that small ones, and
 // all other commands, find a processor whatever others send.
@@ -64,22 +65,33 @@ const (
 	// goroutine before it hands the queue to a worker.
 	runBatchWRs   = 64
 	runBatchBytes = 4 << 20
+	// postBatchBytes is runBatchBytes for small messages on a poster's goroutine:
+	// of these there can be many at once.
+	postBatchBytes = 256 << 10
 	// stuckWait is how long a close or a state change waits for a running copy
 	// before it goes on without it.
 	stuckWait = 50 * time.Millisecond
-	// gateLimit bounds the messages in flight that touch one context's memory,
-	// and so the goroutines (threads) that its blocking memory can hold.
-	gateLimit = 16
-	// guestLimit bounds the goroutines of other contexts' posts that may be in
-	// one context's memory: what goes beyond it is done by workers, so that
-	// no client can hold many goroutines that answer another's commands.
-	guestLimit = 4
+	// touchLimit and partyTouchLimit bound the accesses under way to the memory of
+	// one context, and of one party, and so the goroutines (threads) that blocking
+	// memory can hold, but for those that began together.
+	touchLimit      = 16
+	partyTouchLimit = 32
+	// awayLimit bounds the goroutines of one context's posts that may be in
+	// another context's memory, partyAwayLimit those of all of a party's in other
+	// parties': they are what answers commands (of a file at most 8 at a time, of
+	// a user 32: package cuse). What goes beyond is done by workers.
+	awayLimit      = 3
+	partyAwayLimit = 8
+	// guestLimit bounds the goroutines of other parties' posts that may be in one
+	// party's memory.
+	guestLimit = 8
 	// bulkMin is the payload in bytes from which a message goes through the lane
-	// for large ones: its copy takes longer than a command does.
-	bulkMin = 128 << 10
-	// maxWorkers bounds a device's workers for small messages that move,
-	// all contexts together.
-	maxWorkers = 64
+	// for large ones: its copy takes longer than a command does. From inlineMax on
+	// workers alone do it, who can pause.
+	bulkMin   = 128 << 10
+	inlineMax = 4 << 20
+	// turnBytes is after how much of one message others get their turn.
+	turnBytes = 4 << 20
 	// maxStuck bounds each lane with those that are stuck: far from the 10,000
 	// threads at which the Go runtime gives up.
 	maxStuck = 1024

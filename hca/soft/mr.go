@@ -259,7 +259,9 @@ func (m *MR) read(p []byte, addr uint64) error {
 	if !m.enter() {
 		return errGone
 	}
+	m.pd.ctx.enter()
 	err := m.mem.ReadAt(p, addr)
+	m.pd.ctx.leave()
 	m.users.Add(-1)
 	return err
 }
@@ -268,7 +270,9 @@ func (m *MR) write(p []byte, addr uint64) error {
 	if !m.enter() {
 		return errGone
 	}
+	m.pd.ctx.enter()
 	err := m.mem.WriteAt(p, addr)
+	m.pd.ctx.leave()
 	m.users.Add(-1)
 	return err
 }

@@ -229,15 +229,10 @@ func (q *QP) invalidate(key uint32) bool {
 // isLocal: requests that go nowhere.
 func isLocal(op hca.SendOpcode) bool { return op == hca.OpBindMW || op == hca.OpLocalInv }
 
-// local executes such a request. It takes a place in the gate because it may wait
-// for copies in the client's memory.
+// local executes such a request.
 func (x *exec) local() (verdict, hca.WCStatus) {
 	q := x.q
 	x.length = 0
-	if !q.pd.ctx.gate.enterOrPark(q) {
-		return needPlace, 0
-	}
-	defer q.pd.ctx.gate.leave()
 	if x.op == hca.OpLocalInv {
 		if !q.invalidate(x.imm) {
 			return finished, hca.WCLocQPOpErr

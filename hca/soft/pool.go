@@ -9,7 +9,8 @@ import (
 // pool runs queue pairs that nobody's goroutine is there for: woken by another
 // client, by a timer, or left over from a Run that had done its share. It has
 // two lanes, so that large messages, of which a few keep all processors busy,
-// leave room for small ones whoever sends them.
+// leave room for small ones whoever sends them. In a lane the parties take turns:
+// what one has queued does not make another wait longer than for one item.
 type pool struct {
 	// mu guards the rest, and QP.poolNext and poolQueued. Leaf.
 	mu        sync.Mutex
@@ -19,18 +20,28 @@ type pool struct {
 	wg        sync.WaitGroup
 }
 
-// lane is a queue of queue pairs and those who run them. At most limit of these
-// move; one that is stuck in a client's memory does not count, once the watcher
-// has seen it.
+// lane is a place of work. At most limit of its holders move; one that is stuck in
+// a client's memory does not count, once the watcher has seen it.
 type lane struct {
-	p          *pool
-	limit      int
-	head, tail *QP // linked by QP.poolNext
-	holders    []*holder
-	stuck      int // of the holders
-	idle       int // workers that wait
-	cond       *sync.Cond
+	p           *pool
+	kind        int // of party.turns
+	limit       int
+	first, last *turn // parties with something queued, by turns
+	holders     []*holder
+	stuck       int // of the holders
+	idle        []*worker
 }
+
+// turn is what one party has queued in one lane, under pool.mu: messages that have
+// given up their place in the middle, then queue pairs.
+type turn struct {
+	paused     *holder // by holder.next
+	head, tail *QP     // by QP.poolNext
+	next       *turn
+	queued     bool // in the lane's list
+}
+
+func (t *turn) empty() bool { return t.paused == nil && t.head == nil }
 
 // holder is a place in a lane: of a worker, or, for the time of a large message,
 // of a goroutine that posted it.
@@ -40,6 +51,9 @@ type holder struct {
 	stuck bool
 	seen  uint32 // the watcher's last look at beats
 	beats atomic.Uint32
+
+	next *holder       // in turn.paused
+	turn chan struct{} // capacity 1: a paused one has its place back
 }
 
 // beat says that h moves.
@@ -49,10 +63,15 @@ func (h *holder) beat() {
 	}
 }
 
-func (p *pool) start(bulkLimit int) {
-	for l, limit := range map[*lane]int{&p.few: maxWorkers, &p.bulk: bulkLimit} {
-		l.p, l.limit, l.cond = p, limit, sync.NewCond(&p.mu)
-	}
+// worker is a goroutine of the pool's.
+type worker struct {
+	holder
+	work chan *QP // capacity 1; nil ends it
+}
+
+func (p *pool) start(fewLimit, bulkLimit int) {
+	p.few = lane{p: p, kind: 0, limit: fewLimit}
+	p.bulk = lane{p: p, kind: 1, limit: bulkLimit}
 }
 
 // sched queues q for a Run, in no more than one lane at a time.
@@ -64,28 +83,77 @@ func (l *lane) sched(q *QP) {
 		return
 	}
 	q.poolQueued = true
-	if l.tail == nil {
-		l.head = q
+	t := &q.party().turns[l.kind]
+	if t.tail == nil {
+		t.head = q
 	} else {
-		l.tail.poolNext = q
+		t.tail.poolNext = q
 	}
-	l.tail = q
+	t.tail = q
+	l.queueLocked(t)
 	l.feedLocked()
 }
 
-// feedLocked gets somebody to the queue, if there is a place.
+// queueLocked puts t at the end of those who wait for a turn.
+func (l *lane) queueLocked(t *turn) {
+	if t.queued {
+		return
+	}
+	t.queued, t.next = true, nil
+	if l.last == nil {
+		l.first = t
+	} else {
+		l.last.next = t
+	}
+	l.last = t
+}
+
+// nextLocked takes the next item, whose party goes to the end: a holder that had
+// paused, or a queue pair.
+func (l *lane) nextLocked() (h *holder, q *QP) {
+	t := l.first
+	if l.first = t.next; l.first == nil {
+		l.last = nil
+	}
+	t.queued = false
+	if h = t.paused; h != nil {
+		t.paused, h.next = h.next, nil
+	} else {
+		q = t.head
+		if t.head = q.poolNext; t.head == nil {
+			t.tail = nil
+		}
+		q.poolNext, q.poolQueued = nil, false
+	}
+	if !t.empty() {
+		l.queueLocked(t)
+	}
+	return h, q
+}
+
+// feedLocked gives out what places there are.
 func (l *lane) feedLocked() {
 	p := l.p
-	switch {
-	case l.head == nil || p.stop:
-	case l.idle > 0 && l.roomLocked():
-		l.cond.Signal()
-	case l.roomLocked():
-		h := &holder{}
-		l.holdLocked(h)
-		p.wg.Add(1)
-		go l.work(h)
-	case !p.watched:
+	for l.first != nil && l.roomLocked() && !p.stop {
+		h, q := l.nextLocked()
+		if h != nil {
+			l.holdLocked(h)
+			h.turn <- struct{}{}
+			continue
+		}
+		var w *worker
+		if n := len(l.idle); n > 0 {
+			w = l.idle[n-1]
+			l.idle = l.idle[:n-1]
+		} else {
+			w = &worker{work: make(chan *QP, 1)}
+			p.wg.Add(1)
+			go l.run(w)
+		}
+		l.holdLocked(&w.holder)
+		w.work <- q
+	}
+	if l.first != nil && !p.watched && !p.stop {
 		p.watched = true
 		p.wg.Add(1)
 		go p.watch()
@@ -118,7 +186,7 @@ func (l *lane) dropLocked(h *holder) {
 func (l *lane) enter(h *holder) bool {
 	l.p.mu.Lock()
 	defer l.p.mu.Unlock()
-	if l.head != nil || !l.roomLocked() {
+	if l.first != nil || !l.roomLocked() {
 		return false
 	}
 	l.holdLocked(h)
@@ -133,42 +201,48 @@ func (l *lane) leave(h *holder) {
 	l.feedLocked()
 }
 
-// work is a worker's life.
-func (l *lane) work(h *holder) {
-	p := l.p
-	defer p.wg.Done()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for !p.stop {
-		// Those who were stuck and move again may be too many.
-		if q := l.head; q != nil && len(l.holders)-l.stuck <= l.limit {
-			l.head, q.poolNext = q.poolNext, nil
-			if l.head == nil {
-				l.tail = nil
-			}
-			q.poolQueued = false
-			p.mu.Unlock()
-			q.run(h)
-			h.beat()
-			p.mu.Lock()
-			if h.stuck {
-				h.stuck = false
-				l.stuck--
-			}
-			continue
-		}
-		l.dropLocked(h)
-		if l.idle >= idleWorkers {
-			return
-		}
-		l.idle++
-		for !p.stop && (l.head == nil || !l.roomLocked()) {
-			l.cond.Wait()
-		}
-		l.idle--
-		l.holdLocked(h)
+// pause lets other parties have h's place, if one waits, and returns when h has one
+// again. Only a worker may wait so, between two chunks.
+func (l *lane) pause(h *holder, p *party) {
+	l.p.mu.Lock()
+	t := &p.turns[l.kind]
+	if l.p.stop || l.first == nil || l.first == t && t.next == nil {
+		l.p.mu.Unlock()
+		return
+	}
+	if h.turn == nil {
+		h.turn = make(chan struct{}, 1)
 	}
 	l.dropLocked(h)
+	h.next, t.paused = t.paused, h
+	l.queueLocked(t)
+	l.feedLocked()
+	l.p.mu.Unlock()
+	<-h.turn
+}
+
+// run is a worker's life.
+func (l *lane) run(w *worker) {
+	p := l.p
+	defer p.wg.Done()
+	for {
+		q := <-w.work
+		if q == nil {
+			return
+		}
+		q.run(&w.holder)
+		p.mu.Lock()
+		l.dropLocked(&w.holder)
+		l.idle = append(l.idle, w)
+		l.feedLocked()
+		n := len(l.idle)
+		if mine := n > 0 && l.idle[n-1] == w; mine && (p.stop || n > idleWorkers) {
+			l.idle = l.idle[:n-1]
+			p.mu.Unlock()
+			return
+		}
+		p.mu.Unlock()
+	}
 }
 
 // watch looks for holders that do not move, as long as a queue waits for a place.
@@ -177,7 +251,7 @@ func (p *pool) watch() {
 	for {
 		time.Sleep(watchTick)
 		p.mu.Lock()
-		if p.stop || p.few.head == nil && p.bulk.head == nil {
+		if p.stop || p.few.first == nil && p.bulk.first == nil {
 			p.watched = false
 			p.mu.Unlock()
 			return
@@ -189,13 +263,13 @@ func (p *pool) watch() {
 }
 
 func (l *lane) watchLocked() {
+	l.stuck = 0
 	for _, h := range l.holders {
 		now := h.beats.Load()
-		if now == h.seen && !h.stuck {
-			h.stuck = true
+		h.stuck, h.seen = now == h.seen, now
+		if h.stuck {
 			l.stuck++
 		}
-		h.seen = now
 	}
 	l.feedLocked()
 }
@@ -206,8 +280,16 @@ func (p *pool) close() {
 	p.mu.Lock()
 	p.stop = true
 	for _, l := range []*lane{&p.few, &p.bulk} {
-		l.head, l.tail = nil, nil
-		l.cond.Broadcast()
+		for l.first != nil {
+			if h, _ := l.nextLocked(); h != nil {
+				l.holdLocked(h)
+				h.turn <- struct{}{}
+			}
+		}
+		for _, w := range l.idle {
+			w.work <- nil
+		}
+		l.idle = nil
 	}
 	p.mu.Unlock()
 	done := make(chan struct{})

@@ -29,6 +29,7 @@ type exec struct {
 	dst   vec
 	wc    hca.WC // of the receive
 	done  uint64 // payload bytes this Run has moved
+	moved uint64 // of the message at hand, since its last turn
 	small [smallSize]byte
 	notes notes
 	// hold is the place in the pool of the goroutine that runs x, nil if it has
@@ -131,7 +132,7 @@ func (q *QP) runSend(h *holder, w *notes) {
 			x = getExec()
 			x.hold, x.worker = h, h != nil
 		}
-		if n >= runBatchWRs || x.done >= runBatchBytes {
+		if n >= runBatchWRs || x.done >= runBatchBytes || h == nil && x.own.lane == nil && x.done >= postBatchBytes {
 			q.laneLocked().sched(q)
 			break
 		}
@@ -186,14 +187,20 @@ func (q *QP) laneLocked() *lane {
 	return &q.dev.pool.few
 }
 
+// pausesLocked: is the head one that must be able to pause?
+func (q *QP) pausesLocked() bool {
+	w, _, _ := q.s.ring.front()
+	return w.total >= inlineMax
+}
+
 // placeLocked takes the place that q's head needs, if x has it not; false when
 // there is none.
 func (x *exec) placeLocked(q *QP) bool {
 	l := q.laneLocked()
-	if l == &q.dev.pool.few || x.hold != nil && x.hold.lane == l {
+	if l == &q.dev.pool.few || x.hold != nil && x.hold.lane == l && (x.hold != &x.own || !q.pausesLocked()) {
 		return true
 	}
-	if !l.enter(&x.own) {
+	if q.pausesLocked() || !l.enter(&x.own) {
 		return false
 	}
 	x.hold = &x.own
@@ -241,6 +248,7 @@ func (x *exec) takeLocked(q *QP) {
 	w, sges, inline := s.ring.front()
 	x.q, x.era, x.peer = q, q.era.Load(), nil
 	x.sendSlot = *w
+	x.moved = 0
 	x.src.sges = append(x.src.sges[:0], sges...)
 	copy(x.inl[:], inline)
 	x.dest, x.qpn, x.ownKey = s.attr.AH, s.attr.DestQPN, s.attr.QKey

@@ -8,14 +8,16 @@ import (
 	"github.com/uverbsd/uverbsd/hca/loop"
 )
 
-// UContext is one open file's view of the device. Its gate bounds how many
+// UContext is one open file's view of the device. touch bounds how many
 // messages at a time may touch its memory.
 type UContext struct {
 	dev      *Device
 	notifier hca.Notifier
 	guard    guard // of PortEvent
-	gate     gate
-	guests   atomic.Int32 // posters of other contexts in its memory, at most guestLimit
+	owner    any
+	party    *party
+	touch    touching
+	away     atomic.Int32 // its posters' goroutines in other contexts' memory
 }
 
 var _ hca.UContext = (*UContext)(nil)
@@ -23,22 +25,29 @@ var _ hca.UContext = (*UContext)(nil)
 // AllocUContext makes a context; n, which may be nil, gets the port's events.
 func (d *Device) AllocUContext(n hca.Notifier) (hca.UContext, error) {
 	c := &UContext{dev: d, notifier: n}
-	c.gate.init()
+	c.touch.init(touchLimit)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	c.party = d.partyLocked(ownerOf(n))
+	c.owner = ownerOf(n)
 	d.contexts[c] = struct{}{}
 	return c, nil
 }
 
-// InFlight is how many messages touch the context's memory now, those included
-// that are stuck in it since before its Close. At most gateLimit.
-func (c *UContext) InFlight() int { return int(c.gate.inflight.Load()) }
+// InFlight is how many accesses to the context's memory are under way, those
+// included that are stuck in it since before its Close.
+func (c *UContext) InFlight() int { return int(c.touch.now.Load()) }
 
 // Close ends the context's events, those that are queued too. It waits, within
 // stuckWait, for one that is being told.
 func (c *UContext) Close() error {
 	c.dev.mu.Lock()
-	delete(c.dev.contexts, c)
+	if _, open := c.dev.contexts[c]; open {
+		delete(c.dev.contexts, c)
+		if c.party.refs--; c.party.refs == 0 && c.owner != nil {
+			delete(c.dev.parties, c.owner)
+		}
+	}
 	c.dev.mu.Unlock()
 	c.guard.close()
 	return nil

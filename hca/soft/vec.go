@@ -166,8 +166,13 @@ func (x *exec) copy(dst, src *vec, n uint64) moved {
 		if dst.write(buf[:k]) != nil {
 			return badDst
 		}
-		x.hold.beat()
 		n -= k
+		x.moved += k
+		x.hold.beat()
+		if x.moved >= turnBytes && n > 0 && x.worker && x.hold.lane == &x.q.dev.pool.bulk && x.hold != &x.own {
+			x.moved = 0
+			x.q.dev.pool.bulk.pause(x.hold, x.q.party())
+		}
 	}
 	return movedAll
 }
