@@ -74,15 +74,30 @@ func (c *call) checkRange(start, length uint64, access hca.Access) error {
 	return c.f.proc.CheckRange(start, length, access&hca.AccessNeedsWritable != 0)
 }
 
-// shared are the pieces of a range that a region for atomics shares with others.
-// Of one on demand they are not known: what is there may come later.
-func (c *call) shared(start, length uint64, access hca.Access) ([]hca.SharedPiece, error) {
-	if access&hca.AccessRemoteAtomic == 0 || access&hca.AccessOnDemand != 0 {
-		return nil, nil
+// shared says what a region for atomics shares with others: the pieces of its
+// range, or, of one on demand, a way to find out when it is time.
+func (c *call) shared(start, length uint64, access hca.Access) (pieces []hca.SharedPiece, at func(uint64) any, err error) {
+	switch {
+	case access&hca.AccessRemoteAtomic == 0:
+		return nil, nil, nil
+	case access&hca.AccessOnDemand != 0:
+		return nil, sharedAt(c.f.proc), nil
 	}
 	c.f.user.checking.Lock()
 	defer c.f.user.checking.Unlock()
-	return c.f.proc.SharedPieces(start, length)
+	pieces, err = c.f.proc.SharedPieces(start, length)
+	return pieces, nil, err
+}
+
+func sharedAt(p Process) func(uint64) any {
+	return func(addr uint64) any {
+		const word = 8 // bytes of an atomic, which are in one page
+		pieces, err := p.SharedPieces(addr, word)
+		if err != nil || len(pieces) == 0 {
+			return nil
+		}
+		return pieces[0].Key
+	}
 }
 
 // regMR follows ib_uverbs_reg_mr and ib_umem_get: arguments, charge, pages.
@@ -108,7 +123,7 @@ func regMR(c *call, in *abi.RegMR, out *abi.RegMRResp) error {
 	}
 	init := hca.MRInit{Mem: c.f.proc, Start: in.Start, Length: in.Length, IOVA: in.HCAVA, Access: access, Space: c.f.proc.Key()}
 	var mr hca.MR
-	if init.Shared, err = c.shared(in.Start, in.Length, access); err == nil {
+	if init.Shared, init.SharedAt, err = c.shared(in.Start, in.Length, access); err == nil {
 		mr, err = pd.RegMR(init)
 	}
 	if err != nil {
@@ -168,7 +183,7 @@ func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
 			return err
 		}
 		how.Mem, how.Start, how.Length, how.IOVA = c.f.proc, in.Start, in.Length, in.HCAVA
-		how.Shared, err = c.shared(in.Start, in.Length, how.Access)
+		how.Shared, how.SharedAt, err = c.shared(in.Start, in.Length, how.Access)
 	case how.Access&hca.AccessOnDemand == 0 && how.Access&hca.AccessNeedsWritable != 0 && mr.access&hca.AccessNeedsWritable == 0:
 		// A region that was only read is to be written: may its owner?
 		if err := c.checkRange(mr.start, mr.length, how.Access); err != nil {
@@ -176,7 +191,7 @@ func reregMR(c *call, in *abi.ReregMR, out *abi.ReregMRResp) error {
 		}
 	}
 	if flags&(hca.ReregTrans|hca.ReregAccess) == hca.ReregAccess {
-		how.Shared, err = c.shared(mr.start, mr.length, how.Access)
+		how.Shared, how.SharedAt, err = c.shared(mr.start, mr.length, how.Access)
 	}
 	var made hca.MR
 	if err == nil {

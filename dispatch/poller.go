@@ -73,16 +73,17 @@ func (p *poller) park(r Request, tid, size int, resp uint64, ne uint32) bool {
 	p.mu.Unlock()
 	r.OnInterrupt(p.interrupt) // first: r is not touched once it may be answered
 	p.sweeper.add(parked{p, seq})
-	if p.cq.Await(p) {
-		return true
-	}
+	waits := p.cq.Await(p)
 	p.mu.Lock()
 	mine := p.seq == seq && p.r != nil
-	if mine {
+	if mine && !waits {
 		p.r = nil
 	}
 	p.mu.Unlock()
-	return !mine // it was ended quicker and has its answer
+	if waits && !mine {
+		p.cq.Cancel(p) // it was ended quicker: nobody waits any more
+	}
+	return waits || !mine
 }
 
 // expire ends wait seq, if it is the one that goes on.

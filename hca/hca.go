@@ -112,9 +112,12 @@ type MRInit struct {
 	// Space is comparable and names the address space, by however many Memories it
 	// is reached; nil: Mem's own. Shared are the pieces of the range that other
 	// clients may have too, under addresses of their own; they count for a region
-	// with AccessRemoteAtomic only.
-	Space  any
-	Shared []SharedPiece
+	// with AccessRemoteAtomic only. SharedAt stands in for them in a region on demand,
+	// whose bytes come and go: it says what is at one address now, by its Key, nil if
+	// that is not shared. It may sleep, and is called under no lock.
+	Space    any
+	Shared   []SharedPiece
+	SharedAt func(addr uint64) any
 }
 
 // SharedPiece is memory that is the same for all who name it by Key, which is
@@ -153,8 +156,10 @@ type MRRereg struct {
 	Start  uint64
 	Length uint64
 	IOVA   uint64
-	Access Access        // ReregAccess
-	Shared []SharedPiece // ReregTrans and ReregAccess; as in MRInit
+	Access Access // ReregAccess
+	// ReregTrans and ReregAccess; as in MRInit
+	Shared   []SharedPiece
+	SharedAt func(addr uint64) any
 }
 
 // MW is a memory window (IBTA 1.4 §10.6.7.2): a part of a region, with rights of

@@ -13,7 +13,9 @@ import (
 const auxvMax = 1024
 
 // sameImage says whether the process lives and runs the image that it had at open: its auxiliary vector, which exec makes anew with
-// random addresses, is the same. After a true answer any process_vm_readv of p.pid that had ended before was of this
+// random addresses, is the same, and what may be read of it is. A client can make the vector what it wants by prctl(PR_SET_MM_MAP), and
+// so what a program's will be without address randomisation; but one that it could not read by itself is not
+// dumpable, and its files in /proc are root's (fs/proc/base.c task_dump_owner). After a true answer any process_vm_readv of p.pid that had ended before was of this
 // image: a number is not given to another process while its owner lives, and no exec gives an old image back. Plain
 // system calls and no allocation, for it stands beside payload.
 func (p *Process) sameImage() bool {
@@ -22,9 +24,14 @@ func (p *Process) sameImage() bool {
 	if errno != 0 {
 		return false
 	}
-	n, err := unix.Read(int(fd), b[:])
+	var st unix.Stat_t
+	err := unix.Fstat(int(fd), &st)
+	n := 0
+	if err == nil {
+		n, err = unix.Read(int(fd), b[:])
+	}
 	unix.Close(int(fd))
-	return err == nil && n > 0 && bytes.Equal(b[:n], p.auxv)
+	return err == nil && n > 0 && bytes.Equal(b[:n], p.auxv) && st.Uid == p.procUID
 }
 
 // readVM is one process_vm_readv of a single range. It returns the bytes read.

@@ -18,10 +18,11 @@ import (
 //
 // Refcounted: OpenProcess gives one reference; every method needs the caller to hold one.
 type Process struct {
-	pid  int
-	name string
-	key  string
-	auxv []byte // of the image at open, see CheckImage
+	pid     int
+	name    string
+	key     string
+	auxv    []byte // of the image at open, see CheckImage
+	procUID uint32 // owner of /proc/PID/auxv at open
 	// auxvPath is /proc/PID/auxv with a zero byte behind it, for the system call.
 	auxvPath []byte
 	// otherImage is set once process_vm_readv by pid is known not to reach this address space.
@@ -78,6 +79,11 @@ func openProcess(tid int) (_ *Process, err error) {
 	if p.auxv, err = os.ReadFile(dir + "/auxv"); err != nil {
 		return nil, goneError(err)
 	}
+	var owner unix.Stat_t
+	if err = unix.Stat(dir+"/auxv", &owner); err != nil {
+		return nil, goneError(err)
+	}
+	p.procUID = owner.Uid
 	start, err := startTime(p.pid)
 	if err != nil {
 		return nil, err
@@ -161,8 +167,8 @@ func (p *Process) close() {
 // CheckImage says whether thread tid still runs in this address space's image: the kernel refuses a write after exec
 // because exec makes new credentials (ib_safe_file_access); this is how we see an exec that kept uid and capabilities.
 // EACCES when it runs another image, ESRCH when the address space or the thread is gone. It compares the auxiliary
-// vector, the kernel's own copy (stack, vdso and program addresses, fresh at each exec); with address randomisation off
-// and a CLONE_VM sibling that keeps the old memory alive, an exec of the same program passes. It opens a file: for slow
+// vector (stack, vdso and program addresses, fresh at each exec); with address randomisation off, or a vector that the
+// client has forged for the purpose, and a CLONE_VM sibling that keeps the old memory alive, an exec passes. It opens a file: for slow
 // commands.
 func (p *Process) CheckImage(tid int) error {
 	if !p.Alive() {

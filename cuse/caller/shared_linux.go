@@ -89,6 +89,9 @@ func (p *Process) sharedByMaps(addr, end uint64) (list []SharedRange, _ unix.Err
 				break
 			}
 			rest = after
+			if end, ok := mapsLineEnd(line); ok && end <= addr {
+				continue
+			}
 			r, shared, ok := parseMapsLine(line)
 			if !ok {
 				return nil, unix.EIO
@@ -102,6 +105,17 @@ func (p *Process) sharedByMaps(addr, end uint64) (list []SharedRange, _ unix.Err
 			}
 		}
 	}
+}
+
+// mapsLineEnd is where the mapping of a line ends.
+func mapsLineEnd(line []byte) (end uint64, ok bool) {
+	_, line, ok = bytes.Cut(line, []byte{'-'})
+	for i, c := range line {
+		if !hexDigit(&end, c) {
+			return end, ok && i > 0 && c == ' '
+		}
+	}
+	return 0, false
 }
 
 // parseMapsLine takes "start-end rwxs offset major:minor inode path" apart (fs/proc/task_mmu.c show_vma_header_prefix).

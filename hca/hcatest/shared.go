@@ -8,6 +8,7 @@ import (
 
 var sharedCases = []testCase{
 	{"AtomicsOnSharedMemory", testAtomicsOnSharedMemory},
+	{"AtomicsOnDemand", testAtomicsOnDemand},
 	{"AtomicsOfOneSpace", testAtomicsOfOneSpace},
 	{"AtomicsAfterRereg", testAtomicsAfterRereg},
 }
@@ -71,6 +72,24 @@ func testAtomicsOnSharedMemory(t *testing.T, p Pair) {
 	equal(t, m.b[:8], word(2*n))
 	must(t, a.mr.Close())
 	must(t, b.mr.Close())
+}
+
+// testAtomicsOnDemand: what an address shares is found out at each atomic; the other
+// region knows it from the start.
+func testAtomicsOnDemand(t *testing.T, p Pair) {
+	const n = 300
+	m := NewMem(memBase, 4096)
+	o := m.twin(memBase)
+	at := func(addr uint64) any {
+		if addr < memBase+4096 {
+			return "file"
+		}
+		return nil
+	}
+	piece := []hca.SharedPiece{{Start: memBase, End: memBase + 4096, Key: "file"}}
+	a, b, c := newHub(t, p, m, hca.MRInit{SharedAt: at}), newHub(t, p, o, hca.MRInit{SharedAt: at}), newHub(t, p, m.twin(memBase), hca.MRInit{Shared: piece})
+	adders(t, n, a, b, c)
+	equal(t, m.b[:8], word(3*n))
 }
 
 // testAtomicsOfOneSpace: one process's memory, reached through two files.

@@ -262,7 +262,8 @@ func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
 	}
 	x.length = 8
 	target := &x.dst.segs[0]
-	space := target.mr.spaceAt(target.addr)
+	space, done := target.mr.spaceAt(target.addr)
+	defer done(space)
 	if !space.lockOrPark(x.q) {
 		return needPlace, 0
 	}

@@ -65,11 +65,13 @@ type MR struct {
 	named  any      // MRInit.Space
 	space  *space   // of mem
 	shared []shared // pieces of the range that are in other spaces
-	key    uint32   // lkey and rkey, see keys.go
-	start  uint64
-	length uint64
-	iova   uint64
-	access hca.Access
+	// sharedAt is MRInit.SharedAt.
+	sharedAt func(addr uint64) any
+	key      uint32 // lkey and rkey, see keys.go
+	start    uint64
+	length   uint64
+	iova     uint64
+	access   hca.Access
 
 	users atomic.Int32 // copies under way
 	dead  atomic.Bool  // set under mrTable.mu
@@ -93,8 +95,18 @@ func newShared(pieces []hca.SharedPiece) []shared {
 	return l
 }
 
-// spaceAt is the space of the word at a client's address.
-func (m *MR) spaceAt(addr uint64) *space {
+// spaceAt is the space of the word at a client's address. done is called when it
+// is not needed any more.
+func (m *MR) spaceAt(addr uint64) (s *space, done func(*space)) {
+	if m.sharedAt != nil {
+		if key := m.sharedAt(addr); key != nil {
+			return m.dev.mrs.join(key), m.dev.mrs.leave
+		}
+	}
+	return m.fixedSpaceAt(addr), func(*space) {}
+}
+
+func (m *MR) fixedSpaceAt(addr uint64) *space {
 	for i := range m.shared {
 		if p := &m.shared[i]; p.Start <= addr && addr < p.End {
 			return p.space
@@ -117,7 +129,7 @@ func (p *PD) RegMR(in hca.MRInit) (hca.MR, error) {
 	if err := checkAccess(in.Access); err != nil {
 		return nil, fmt.Errorf("reg mr: %w", err)
 	}
-	m := &MR{dev: d, pd: p, mem: in.Mem, start: in.Start, length: in.Length, iova: in.IOVA, access: in.Access, named: in.Space, shared: newShared(in.Shared)}
+	m := &MR{dev: d, pd: p, mem: in.Mem, start: in.Start, length: in.Length, iova: in.IOVA, access: in.Access, named: in.Space, shared: newShared(in.Shared), sharedAt: in.SharedAt}
 	if err := d.mrs.insert(m); err != nil {
 		return nil, fmt.Errorf("reg mr: %w", err)
 	}
@@ -214,7 +226,7 @@ func (m *MR) changed(in *hca.MRRereg) (*MR, error) {
 	case in.Flags&^hca.ReregSupported != 0:
 		return nil, fmt.Errorf("flags %#x: %w", in.Flags, eopnotsupp)
 	}
-	n := &MR{dev: m.dev, pd: m.pd, mem: m.mem, named: m.named, shared: slices.Clone(m.shared), key: m.key, start: m.start, length: m.length, iova: m.iova, access: m.access}
+	n := &MR{dev: m.dev, pd: m.pd, mem: m.mem, named: m.named, shared: slices.Clone(m.shared), sharedAt: m.sharedAt, key: m.key, start: m.start, length: m.length, iova: m.iova, access: m.access}
 	if in.Flags&hca.ReregTrans != 0 {
 		access := m.access
 		if in.Flags&hca.ReregAccess != 0 {
@@ -226,7 +238,7 @@ func (m *MR) changed(in *hca.MRRereg) (*MR, error) {
 		n.mem, n.start, n.length, n.iova = in.Mem, in.Start, in.Length, in.IOVA
 	}
 	if in.Flags&(hca.ReregTrans|hca.ReregAccess) != 0 {
-		n.shared = newShared(in.Shared)
+		n.shared, n.sharedAt = newShared(in.Shared), in.SharedAt
 	}
 	if in.Flags&hca.ReregPD != 0 {
 		pd, ok := in.PD.(*PD)

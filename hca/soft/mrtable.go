@@ -180,6 +180,19 @@ func (t *mrTable) spaceLocked(key any) *space {
 	return s
 }
 
+// join is a space by its key, for one atomic; leave gives it back.
+func (t *mrTable) join(key any) *space {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.spaceLocked(key)
+}
+
+func (t *mrTable) leave(s *space) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.putSpaceLocked(s)
+}
+
 // leaveLocked gives back what joinLocked took.
 func (t *mrTable) leaveLocked(m *MR) {
 	t.putSpaceLocked(m.space)
