@@ -181,12 +181,16 @@ func row30(t *rowTest) {
 			return err
 		}
 		sge := abi.SGE{Addr: n.addr, Length: 8, LKey: n.mr.LKey}
+		// As many as the CQ has room for: it must not overrun.
+		room := make(chan struct{}, 32)
 		go func() {
 			for i := 0; i < count; {
+				room <- struct{}{}
 				switch err := sender.Send(n.qp.QPHandle, rawverbs.RDMA(rawverbs.OpRDMAWrite, n.addr, n.mr.RKey), sge); {
 				case err == nil:
 					i++
 				case errors.Is(err, unix.ENOMEM): // as many are queued as can be
+					<-room
 				default:
 					done <- err
 					return
@@ -207,12 +211,15 @@ func row30(t *rowTest) {
 					break
 				}
 				got++
+				<-room
 			}
 			if got == count {
 				break
 			}
 			if k, err := n.edges(int(patience.Milliseconds())); err != nil || k != 1 {
-				return fmt.Errorf("after %d completions: %d edges, want one (%v)", got, k, err)
+				unread := n.event() == nil
+				_, there, _ := n.c.Poll(n.cq)
+				return fmt.Errorf("after %d completions: %d edges, want one (%v); an event is unread: %v, a completion is there: %v", got, k, err, unread, there)
 			}
 			for n.event() == nil { // until there is none, as edges demand
 			}
