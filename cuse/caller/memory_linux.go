@@ -93,9 +93,8 @@ func memError(n int, err error) error {
 // Alive says whether the address space is still there. It is not after exit or exec, unless another process shares it
 // (CLONE_VM); then it is that process's memory that ReadAt and WriteAt reach.
 func (p *Process) Alive() bool {
-	var b [1]byte
 	for {
-		n, err := unix.Pread(p.mem, b[:], deadProbe)
+		n, err := probe(p.mem, deadProbe)
 		if err == unix.EINTR {
 			continue
 		}
