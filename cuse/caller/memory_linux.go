@@ -8,7 +8,7 @@ const deadProbe = 1<<56 - 4096
 
 // bulkRead is the size in bytes from which a read goes through process_vm_readv: it copies once where mem_rw copies twice,
 // and from here on that saves more than the look at the image costs (BenchmarkMemory).
-const bulkRead = 256 << 10
+const bulkRead = 512 << 10
 
 // ReadAt fills b from addr, wholly or not at all as far as the caller may rely on b. EFAULT when a byte is not mapped,
 // ESRCH when the address space is gone. Protections are not looked at (see the package comment). No allocation.

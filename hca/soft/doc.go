@@ -53,10 +53,9 @@ import (
 )
 
 const (
-	// chunkSize is how much is copied per step: so much that the system calls
-	// for it cost little beside it (BenchmarkTwoProcesses of cmd/uverbsd: 64 KiB
-	// 50 %, 256 KiB 75 %, 512 KiB 85 % of a plain copy), and half of a
-	// second-level cache.
+	// chunkSize is how much is copied per step: so much that the system calls for
+	// it cost little beside it (BenchmarkTwoProcesses of cmd/uverbsd), and half of
+	// a second-level cache.
 	chunkSize = 512 << 10
 	// smallSize is what a runner's own buffer holds; it is also the largest
 	// MTU, so that every datagram fits.
