@@ -39,7 +39,7 @@ test: deps check guest-test
 guest-test: deps build build/guest-run
 	build/guest-run -guest bookworm -prepare
 	build/guest-run -guest trixie -prepare
-	go test -tags guest -count=1 -p 1 -timeout 35m ./integration/...
+	go test -tags guest -count=1 -p 1 -timeout 75m ./integration/...
 
 # Not `go run`: that turns every status into 1 and keeps SIGTERM to itself.
 build/guest-run: FORCE
