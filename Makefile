@@ -29,7 +29,7 @@ check:
 	go vet -tags guest ./integration/...
 	go test -race ./...
 	# They count allocations, and the race detector makes some of its own.
-	go test -run 'TestNoAlloc|TestChurnIsFlat' ./cuse ./hca/soft
+	go test -run 'NoAlloc|TestChurnIsFlat' ./cuse ./hca/soft
 
 test: deps check guest-test
 
