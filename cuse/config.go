@@ -34,9 +34,13 @@ const (
 	// that as many users have to block theirs on purpose to hold up others.
 	userRunningShare = 8
 
-	// newcomerShare: this share of Readers is kept for users of whom one handler
-	// runs at most, so that those who have many cannot keep them out together.
+	// newcomerShare: this share of Readers is kept for users of whom no handler
+	// runs, so that those who have many cannot keep them out together.
 	newcomerShare = 4
+
+	// openShare: this share of Readers is kept for OPENs. Handlers of WRITE wait
+	// for those, to make a descriptor, and they wait for nothing.
+	openShare = 16
 
 	// parkedBytesMax bounds the copies kept for one user: parked requests and
 	// pieces of long commands. 2,000 threads with a 4 KiB command each are 8 MiB.

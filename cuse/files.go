@@ -26,8 +26,8 @@ type file struct {
 // user is what one uid holds.
 type user struct {
 	uid     uint32
-	files   int // and OPENs under way
-	running int
+	files   int     // and OPENs under way
+	running int     // OPENs not counted
 	bytes   int     // copies kept: parked requests, pieces of long commands
 	waiting []*file // with parked requests that only this user's bound holds up
 	opens   file
@@ -184,18 +184,25 @@ func (s *Session) admit(w *worker, h *abi.FuseInHeader, fh uint64, head Request,
 	return nil
 }
 
+// mayRunLocked: OPENs are bounded by themselves. A WRITE that makes a descriptor
+// waits for an OPEN of its own client, which must not wait for WRITEs to end.
 func (s *Session) mayRunLocked(f *file) bool {
-	return f.running < fileRunningMax && f.user.running < s.cfg.userRunningMax() && s.roomLocked(f.user)
+	return f.running < fileRunningMax && (f.opens() || f.user.running < s.cfg.userRunningMax()) && s.roomLocked(f)
 }
+
+// opens says whether f stands for its user's OPENs.
+func (f *file) opens() bool { return f == &f.user.opens }
 
 // roomLocked: one worker always reads, since it is by an INTERRUPT that we hear
 // of a client's end, and by that that its stuck handlers come back; some are for
-// users of whom one runs at most: to make a descriptor takes an OPEN within a
-// WRITE.
-func (s *Session) roomLocked(u *user) bool {
+// users of whom none runs, and some for OPENs only.
+func (s *Session) roomLocked(f *file) bool {
 	free := s.cfg.Readers - 1 - s.running
-	if u.running > 1 {
-		free -= s.cfg.Readers / newcomerShare
+	if !f.opens() {
+		free -= max(1, s.cfg.Readers/openShare)
+		if f.user.running > 0 {
+			free -= s.cfg.Readers / newcomerShare
+		}
 	}
 	// With few workers this is too much of a good thing: one may always run.
 	return free > 0 || s.running == 0
@@ -203,7 +210,9 @@ func (s *Session) roomLocked(u *user) bool {
 
 func (s *Session) startLocked(f *file) {
 	f.running++
-	f.user.running++
+	if !f.opens() {
+		f.user.running++
+	}
 	s.running++
 }
 
@@ -237,7 +246,7 @@ func (s *Session) pumpLocked(f *file) {
 	s.nready.Store(int32(s.ready.n))
 	if f.parked.n > 0 && f.running < fileRunningMax && !f.waiting {
 		f.waiting = true
-		if f.user.running < s.cfg.userRunningMax() {
+		if f.opens() || f.user.running < s.cfg.userRunningMax() {
 			s.waiting = append(s.waiting, f)
 		} else {
 			f.user.waiting = append(f.user.waiting, f)
@@ -250,7 +259,9 @@ func (s *Session) finishLocked(st *request) {
 	f := st.f
 	u := f.user
 	f.running--
-	u.running--
+	if !f.opens() {
+		u.running--
+	}
 	s.running--
 	st.w = nil
 	s.dropLocked(st)

@@ -554,3 +554,82 @@ func TestRow36UsersTogether(t *testing.T) {
 	}
 	close(stuck)
 }
+
+// Failure class 36: handlers that wait for an OPEN of their own client, as those
+// do that give it a descriptor, get it, however many they are: one user's files
+// or many users' together. (In a soak all readers of a user waited so for a time
+// limit to end it.)
+func TestRow36OpensWithinWrites(t *testing.T) {
+	for _, c := range []struct {
+		name                  string
+		users, files, threads int
+	}{
+		{"one file", 1, 1, 4 * cuse.FileRunningMax},
+		{"one user", 1, 20, 8},
+		{"many users", 3 * cuse.UserRunningShare, 5, 8},
+		{"a crowd of users", cuse.DefaultReaders, 1, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var mu sync.Mutex
+			want := map[uint32]chan struct{}{}
+			var k *cusetest.Kernel
+			d := &dev{}
+			d.open = func(r cuse.Request, _ uint32) (cuse.File, error) {
+				mu.Lock()
+				if ch := want[r.TID()]; ch != nil {
+					close(ch)
+				}
+				mu.Unlock()
+				return &file{d: d, nr: d.opened.Add(1)}, nil
+			}
+			// The client's thread opens only once its command is with us.
+			inside := make(chan [2]uint32, 1)
+			d.write = func(_ *file, r cuse.Request, data []byte) {
+				ch := make(chan struct{})
+				mu.Lock()
+				want[r.TID()] = ch
+				mu.Unlock()
+				r.Detach()
+				inside <- [2]uint32{r.TID(), r.UID()}
+				<-ch
+				r.ReplyWrite(len(data))
+			}
+			k = cusetest.New(t, d, cuse.Config{})
+			var files []*cusetest.File
+			for u := range c.users {
+				uid := uint32(1000 + u)
+				for f := range c.files {
+					nf, errno := k.Open(uint32(100000*(u+1)+1000*f), uid, uid, 0)
+					if errno != 0 {
+						t.Fatal(errno)
+					}
+					files = append(files, nf)
+				}
+			}
+			var pending, opens []*cusetest.Pending
+			for i := range c.threads {
+				for _, f := range files {
+					pending = append(pending, f.Thread(f.TID+uint32(i)+1).WriteAsync([]byte{0}))
+				}
+			}
+			for range pending {
+				select {
+				case w := <-inside:
+					opens = append(opens, k.OpenAsync(w[0], w[1], w[1], 0))
+				case <-time.After(cusetest.Patience):
+					t.Fatal("no handler goes on: all wait for OPENs that wait for them")
+				}
+			}
+			for _, p := range pending {
+				if n, e := cusetest.Written(p); n != 1 || e != 0 {
+					t.Fatalf("%d, %v", n, e)
+				}
+			}
+			for _, p := range opens {
+				if _, e := p.Wait(); e != 0 {
+					t.Fatal(e)
+				}
+			}
+		})
+	}
+}

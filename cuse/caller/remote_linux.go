@@ -85,8 +85,8 @@ func (r *Remote) Cancel() {
 // fn panics. It returns fn's error, or why fn was not called (ErrNotInWrite, ErrWriteFailed, ErrExpired, ESRCH when the
 // client died), or why the thread could not be put back (ESRCH: it died).
 //
-// The thread stands still while fn runs, so fn must be brief: after stoppedLimit it is let go and fn's further calls fail
-// with ErrExpired. No signal handler of the client runs meanwhile; signals stay pending. The client's other threads run.
+// The thread stands still while fn runs, so fn must be brief: after stoppedLimit it is let go, its write fails with EIO, and
+// fn's further calls fail with ErrExpired; so it is if one of fn's calls does not return. No signal handler of the client runs meanwhile; signals stay pending. The client's other threads run.
 func (r *Remote) Run(reply func(), fn func(s *Stopped) error) error {
 	if !r.used.CompareAndSwap(false, true) {
 		reply()

@@ -535,9 +535,9 @@ func TestBounds(t *testing.T) {
 			return nil
 		})
 		wantError(t, err, ErrExpired)
-		// It comes back to its own registers whenever the call ends.
+		// It comes back to its own registers whenever the call ends, without the file and to a write that failed.
 		srv.answerOpen(<-srv.held)
-		c.expect("done")
+		c.expect("write 0: -5")
 		eventually(t, "released", func() bool { return released(w.tid) })
 	})
 	t.Run("idle daemon", func(t *testing.T) {
@@ -550,7 +550,7 @@ func TestBounds(t *testing.T) {
 		wantError(t, err, nil)
 		err = r.Run(w.reply, func(s *Stopped) error {
 			wantError(t, openAndClose(s), nil)
-			c.expect("done") // while we are in here
+			c.expect("write 0: -5") // while we are in here
 			wantError(t, s.ReadMem(0, nil), ErrExpired)
 			wantError(t, openAndClose(s), ErrExpired)
 			return nil
@@ -585,7 +585,9 @@ func TestBounds(t *testing.T) {
 		srv := newFuse(t)
 		c := startClient(t, "regs", srv.file)
 		w := srv.next()
-		r, err := Seize(w.tid)
+		tr := newTracer(w.tid)
+		tr.firstStopTimeout = 20 * time.Millisecond
+		r, err := tr.start()
 		wantError(t, err, nil)
 		wantError(t, r.Run(func() {}, openAndClose), ErrExpired)
 		eventually(t, "released", func() bool { return released(w.tid) })

@@ -15,8 +15,9 @@ const (
 	// replyTimeout is how long a seized thread waits for Run before it is let go: the handler does its command in between.
 	replyTimeout = 10 * time.Second
 	// firstStopTimeout is how long an answered thread may take to its stop: microseconds on an idle machine, and the
-	// answer's own way through the kernel. Two seconds is a scheduler in deep trouble or an answer that was not one.
-	firstStopTimeout = 2 * time.Second
+	// answer's own way through the kernel. After that it is an answer that was not one: a scheduler in deep trouble must
+	// not make it, for the thread would go on with a success that is none, and nobody is held up meanwhile.
+	firstStopTimeout = 10 * time.Second
 	// syscallTimeout bounds an injected call: an open of our own node takes milliseconds in an emulated guest.
 	syscallTimeout = 2 * time.Second
 	// interruptGrace is how long an injected call may take to return after it was interrupted.
@@ -40,7 +41,7 @@ const (
 type tracer struct {
 	tid int
 	// Shorter in tests than the constants of the same names.
-	replyTimeout, stoppedLimit time.Duration
+	replyTimeout, firstStopTimeout, stoppedLimit time.Duration
 
 	seized    chan error    // one value: the result of the attach
 	cancelled chan struct{} // closed by the user: let go instead of stopping
@@ -83,8 +84,9 @@ func newTracer(tid int) *tracer {
 	return &tracer{
 		tid: tid,
 
-		replyTimeout: replyTimeout,
-		stoppedLimit: stoppedLimit,
+		replyTimeout:     replyTimeout,
+		firstStopTimeout: firstStopTimeout,
+		stoppedLimit:     stoppedLimit,
 
 		seized:    make(chan error, 1),
 		cancelled: make(chan struct{}),
@@ -187,7 +189,7 @@ func (t *tracer) trace() (detached bool) {
 			case errLost:
 				t.end(ErrExpired)
 				op.result <- syscallResult{err: ErrExpired}
-				return t.strand(op.scratch)
+				return t.strand(&op)
 			case nil, ErrExpired:
 				op.result <- syscallResult{val, err}
 			default:
@@ -196,12 +198,16 @@ func (t *tracer) trace() (detached bool) {
 				return false
 			}
 		case <-t.finish:
-			t.refuse(ErrFinished)
-			err := t.restore(0)
-			t.end(err)
-			return err == nil
+			return t.done()
 		case <-limit.C:
+			select {
+			case <-t.finish:
+				return t.done()
+			default:
+			}
 			t.refuse(ErrExpired)
+			t.saved.fail(expiredErrno)
+			t.dirty = true
 			err := t.restore(0)
 			t.end(ErrExpired)
 			return err == nil
@@ -209,11 +215,23 @@ func (t *tracer) trace() (detached bool) {
 	}
 }
 
+// done lets the thread go as its user left it.
+func (t *tracer) done() (detached bool) {
+	t.refuse(ErrFinished)
+	err := t.restore(0)
+	t.end(err)
+	return err == nil
+}
+
+// expiredErrno is the result of a write whose thread was let go before its user was done with it: whatever was to be
+// prepared for the client, it cannot count on it.
+const expiredErrno = unix.EIO
+
 // firstStop waits for the stop on the way out of the write, and verifies that it is one. The kernel takes the trap that
 // PTRACE_INTERRUPT set before it takes any signal from the queue (kernel/signal.c get_signal), so this is an event stop, of
 // a group stop perhaps, and signals are still pending. On error sig is what to detach with, or -1 if not stopped.
 func (t *tracer) firstStop() (sig unix.Signal, err error) {
-	ev, err := t.wait(time.Now().Add(firstStopTimeout))
+	ev, err := t.wait(time.Now().Add(t.firstStopTimeout))
 	if err != nil {
 		return -1, err
 	}
@@ -354,9 +372,11 @@ func (t *tracer) restore(sig unix.Signal) error {
 	return ptraceDetach(t.tid, sig)
 }
 
-// strand waits for a thread that is stuck in an injected call. It runs, in the kernel, so nobody is left stopped; but it must not
-// come back to its program with our registers. Nobody waits for this goroutine any more.
-func (t *tracer) strand(left *scratch) (detached bool) {
+// strand waits for a thread that is stuck in op. It runs, in the kernel, so nobody is left stopped; but it must not come
+// back to its program with our registers, nor with the success of a write whose user has given up. Nobody waits for this
+// goroutine any more.
+func (t *tracer) strand(op *syscallOp) (detached bool) {
+	t.saved.fail(expiredErrno)
 	for range strandedPolls {
 		ev, err := t.wait(time.Now().Add(strandedPoll))
 		if err == ErrExpired {
@@ -372,10 +392,23 @@ func (t *tracer) strand(left *scratch) (detached bool) {
 		if err != nil {
 			return false
 		}
-		if left != nil {
-			_ = Thread(t.tid).Write(left.old, left.addr) // below the red zone: good manners, not a duty
+		if ev.kind == syscallStop {
+			t.closeStranded(op)
+		}
+		if op.scratch != nil {
+			_ = Thread(t.tid).Write(op.scratch.old, op.scratch.addr) // below the red zone: good manners, not a duty
 		}
 		return t.restore(ev.sig) == nil
 	}
 	return false
+}
+
+// closeStranded closes the descriptor that an open made after all: its client does not know of it.
+func (t *tracer) closeStranded(op *syscallOp) {
+	var regs registers
+	if op.nr != unix.SYS_OPENAT || regs.load(t.tid) != nil || regs.result() < 0 {
+		return
+	}
+	shut := syscallOp{nr: unix.SYS_CLOSE, args: [6]uintptr{uintptr(regs.result())}, within: syscallTimeout}
+	_, _ = t.syscall(&shut)
 }
