@@ -268,7 +268,7 @@ func newRig(t *testing.T) *rig { return newRigWith(t, dispatch.DefaultLimits()) 
 
 func newRigWith(t *testing.T, limits dispatch.Limits) *rig {
 	t.Helper()
-	return newRigOn(t, loop.New(), 1, limits)
+	return newRigOn(t, loop.New(hca.LinkInfiniBand), 1, limits)
 }
 
 // newRigOn is a rig whose device is the nth on a fabric, with LID n.

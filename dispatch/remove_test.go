@@ -435,7 +435,7 @@ func TestRemoveInTraffic(t *testing.T) {
 // A device that goes while others on the fabric send to it: their requests end
 // with an error, those that waited for a receive and those that come later.
 func TestRemovePeer(t *testing.T) {
-	fabric := loop.New()
+	fabric := loop.New(hca.LinkInfiniBand)
 	g, peer := newRigOn(t, fabric, 1, dispatch.DefaultLimits()), newRigOn(t, fabric, 2, dispatch.DefaultLimits())
 	c, o := g.client(100), peer.client(100)
 	c.context()

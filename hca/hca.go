@@ -91,6 +91,10 @@ type UContext interface {
 // PD is a protection domain. All objects below belong to exactly one.
 type PD interface {
 	RegMR(MRInit) (MR, error)
+	// CreateAH checks the address as ib_core and the driver do: EINVAL, or ENODATA
+	// for an empty place in the GID table. On Ethernet it must be global (EINVAL), and
+	// source and destination of one family. The same holds of the addresses in
+	// QP.Modify.
 	CreateAH(AHAttr) (AH, error)
 	CreateQP(QPInit) (QP, error)
 	CreateSRQ(SRQInit) (SRQ, error)
@@ -187,7 +191,8 @@ type MW interface {
 	Close() error
 }
 
-// AHAttr is struct ib_uverbs_ah_attr / rdma_ah_attr.
+// AHAttr is struct ib_uverbs_ah_attr / rdma_ah_attr. Over Ethernet only Port and what
+// belongs to the GRH say anything.
 type AHAttr struct {
 	DLID         uint16
 	SL           uint8
@@ -204,6 +209,8 @@ type AHAttr struct {
 
 // AH is an address handle. Create and Close never sleep.
 type AH interface {
+	// Attr is the address as the device uses it: over Ethernet without LID, SL and
+	// rate, and with the route's hop limit.
 	Attr() AHAttr
 	Close() error
 }
@@ -336,7 +343,7 @@ type QP interface {
 	// work to the first and returns. May sleep in a client's memory.
 	Run()
 	// AttachMcast and DetachMcast are OpMcast. Duplicate attach: nil. Unknown
-	// detach: EINVAL.
+	// detach: EINVAL. On Ethernet nobody looks at lid.
 	AttachMcast(gid GID, lid uint16) error
 	DetachMcast(gid GID, lid uint16) error
 	// Close is destroy_qp. When it returns the QP completes nothing more, and the

@@ -10,6 +10,23 @@ func (g GID) String() string {
 	return fmt.Sprintf("%x:%x:%x:%x:%x:%x:%x:%x", g[0:2], g[2:4], g[4:6], g[6:8], g[8:10], g[10:12], g[12:14], g[14:16])
 }
 
+// IPv4GID is the GID of a RoCE port with that IPv4 address: mapped into IPv6,
+// ::ffff:a.b.c.d (rdma_ip2gid, include/rdma/ib_addr.h).
+func IPv4GID(a [4]byte) GID { return GID{10: 0xff, 11: 0xff, 12: a[0], 13: a[1], 14: a[2], 15: a[3]} }
+
+// IPv4 is the address that a GID was made of by IPv4GID; false of any other GID.
+func (g GID) IPv4() ([4]byte, bool) {
+	a := [4]byte(g[12:])
+	return a, g == IPv4GID(a)
+}
+
+// IsMulticast reports whether the GID names a group: an IPv6 multicast address, or
+// a mapped IPv4 one (rdma_is_multicast_addr, include/rdma/ib_addr.h).
+func (g GID) IsMulticast() bool {
+	a, v4 := g.IPv4()
+	return g[0] == 0xff || v4 && a[0]>>4 == 0xe
+}
+
 // GUID is an EUI-64, in wire order.
 type GUID [8]byte
 
@@ -153,6 +170,17 @@ const (
 	LinkInfiniBand
 	LinkEthernet
 )
+
+// String is the name in a configuration: "infiniband", "ethernet".
+func (l LinkLayer) String() string {
+	switch l {
+	case LinkInfiniBand:
+		return "infiniband"
+	case LinkEthernet:
+		return "ethernet"
+	}
+	return fmt.Sprintf("link layer %d", uint8(l))
+}
 
 // PortAttr is struct ib_port_attr.
 type PortAttr struct {

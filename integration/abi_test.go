@@ -42,6 +42,13 @@ func TestABI(t *testing.T) {
 				t.Logf("%s", g.step(t, user.login, "/opt/raw walk > /tmp/walk.daemon."+user.name))
 			})
 		}
+		g.step(t, "", `"$UVERBSD" device add qib1 --link ethernet`)
+		for _, user := range walkers {
+			t.Run("walk over Ethernet as "+user.name, func(t *testing.T) {
+				t.Logf("%s", g.step(t, user.login, "/opt/raw walk -node /dev/infiniband/uverbs1 > /tmp/walk.ethernet."+user.name))
+			})
+		}
+		g.step(t, "", `"$UVERBSD" device remove qib1`)
 		t.Run("every command", func(t *testing.T) {
 			cases := g.step(t, "", "cat /tmp/walk.daemon.root")
 			for _, c := range dispatch.Commands(0) {
@@ -68,10 +75,12 @@ func TestABI(t *testing.T) {
 		g.step(t, "", "to_kernel")
 		for _, user := range walkers {
 			// The kernel in the same boot is the oracle: it must match the table,
-			// and the daemon must match the kernel.
+			// and the daemon must match the kernel, on each link layer.
 			t.Run("oracle as "+user.name, func(t *testing.T) {
 				t.Logf("%s", g.step(t, user.login, "/opt/raw walk -oracle-kernel > /tmp/walk.kernel."+user.name))
-				t.Logf("%s", g.step(t, user.login, "cd /tmp; /opt/raw compare walk.daemon."+user.name+" walk.kernel."+user.name))
+				for _, walk := range []string{"walk.daemon.", "walk.ethernet."} {
+					t.Logf("%s", g.step(t, user.login, "cd /tmp; /opt/raw compare "+walk+user.name+" walk.kernel."+user.name))
+				}
 			})
 		}
 	})

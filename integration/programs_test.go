@@ -99,10 +99,27 @@ var programs = []struct{ name, script string }{
 	{"write_bw", `perftest 20202 '65536 +100' ib_write_bw -d qib0 -n 100`},
 	{"read_bw", `perftest 20203 '65536 +100' ib_read_bw -d qib0 -n 100`},
 	{"atomic_lat", `perftest 20204 '8 +200' ib_atomic_lat -d qib0 -n 200`},
+	{"ah_from_wc", `python3 /opt/ahfromwc.py qib0 0`},
+	// qib1 is Ethernet: GID 0 is link-local, GID 1 its IPv4 address's.
+	{"ethernet devinfo", `
+		ibv_devinfo -v -d qib1 > /tmp/info.$$; cat /tmp/info.$$
+		grep -E 'link_layer:[[:space:]]+Ethernet' /tmp/info.$$
+		grep -E 'port_lid:[[:space:]]+0$' /tmp/info.$$
+		grep -E 'GID\[ *0\]:[[:space:]]+fe80:.*, RoCE v2' /tmp/info.$$
+		grep -E 'GID\[ *1\]:[[:space:]]+::ffff:169\.254\.1\.2, RoCE v2' /tmp/info.$$`},
+	{"ethernet rc_pingpong", `pingpong 20211 ibv_rc_pingpong -d qib1 -g 1 -n 300 -c`},
+	{"ethernet rc_pingpong link-local", `pingpong 20212 ibv_rc_pingpong -d qib1 -g 0 -n 100`},
+	{"ethernet ud_pingpong", `pingpong 20213 ibv_ud_pingpong -d qib1 -g 1 -n 100 -c`},
+	{"ethernet send_bw", `perftest 20214 '65536 +100' ib_send_bw -d qib1 -x 1 -n 100`},
+	{"ethernet no GID", `refused_by_device 20215 'Failed to modify QP to RTR' ibv_rc_pingpong -d qib1 -n 10`},
+	{"ethernet ah_from_wc", `python3 /opt/ahfromwc.py qib1 1`},
+	{"ethernet ah_from_wc link-local", `python3 /opt/ahfromwc.py qib1 0`},
 }
 
 func TestPrograms(t *testing.T) {
-	forEachRelease(t, guest.Config{}, func(t *testing.T, g *bootedGuest) {
+	cfg := guest.Config{Files: []guest.File{{Host: "scripts/ahfromwc.py", Guest: "/opt/ahfromwc.py"}}}
+	forEachRelease(t, cfg, func(t *testing.T, g *bootedGuest) {
+		g.step(t, "", `"$UVERBSD" device add qib1 --link ethernet`)
 		for _, user := range []string{"", "tester"} {
 			name := user
 			if name == "" {
@@ -114,6 +131,7 @@ func TestPrograms(t *testing.T) {
 				}
 			})
 		}
+		g.step(t, "", `"$UVERBSD" device remove qib1`)
 		t.Run("strace", func(t *testing.T) { testStrace(t, g) })
 		t.Run("bad input", func(t *testing.T) { testBadInput(t, g) })
 		t.Run("kill a client", func(t *testing.T) { testKillClient(t, g) })

@@ -30,11 +30,17 @@ type logConfig struct {
 	Level  string `toml:"level"`  // debug, info, warn, error
 }
 
-// deviceConfig is one HCA on the in-process fabric.
+// deviceConfig is one HCA on an in-process fabric.
 type deviceConfig struct {
 	Name string `toml:"name" json:"name"` // ibdev name
 	GUID string `toml:"guid" json:"guid"` // node GUID, xxxx:xxxx:xxxx:xxxx
 	Mode uint32 `toml:"mode" json:"mode"` // of the node; 0666 as the kernel's, 0660 for a closed site
+	// Link is "infiniband" or "ethernet" (RoCE v2): devices of one link layer reach
+	// each other.
+	Link string `toml:"link" json:"link"`
+	// Address is the IPv4 address of an Ethernet port; one that hangs on the GUID if
+	// there is none.
+	Address string `toml:"address" json:"address"`
 }
 
 const (
@@ -96,6 +102,9 @@ func loadConfig(path string) (config, error) {
 			d.Mode = defaultMode
 		}
 		if _, err := parseGUID(d.GUID); err != nil {
+			return c, fmt.Errorf("configuration %s: device %s: %w", path, d.Name, err)
+		}
+		if _, _, err := linkOf(d); err != nil {
 			return c, fmt.Errorf("configuration %s: device %s: %w", path, d.Name, err)
 		}
 	}

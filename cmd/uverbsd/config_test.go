@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/uverbsd/uverbsd/dispatch"
+	"github.com/uverbsd/uverbsd/hca"
 )
 
 func TestLoadConfig(t *testing.T) {
@@ -15,6 +16,12 @@ func TestLoadConfig(t *testing.T) {
 		{"all", "socket = \"/run/s\"\ncontrol_socket = \"/run/c\"\n[log]\nformat = \"json\"\nlevel = \"debug\"\n[[device]]\nname = \"qib7\"\nguid = \"0011:7500:0000:00ff\"\nmode = 0o660\n", ""},
 		{"unknown key", "sokket = 1\n", "sokket"},
 		{"unknown key in a device", "[[device]]\nnmae = \"x\"\n", "nmae"},
+		{"InfiniBand", "[[device]]\nlink = \"infiniband\"\n", ""},
+		{"Ethernet", "[[device]]\nlink = \"ethernet\"\n", ""},
+		{"Ethernet with an address", "[[device]]\nlink = \"ethernet\"\naddress = \"10.1.2.3\"\n", ""},
+		{"no such link", "[[device]]\nlink = \"Ethernet\"\n", "link \"Ethernet\": say infiniband or ethernet"},
+		{"link of no name", "[[device]]\nlink = 2\n", "link"},
+		{"address of InfiniBand", "[[device]]\naddress = \"10.1.2.3\"\n", "only a port with link = \"ethernet\" has one"},
 		{"bad guid", "[[device]]\nguid = \"11:22\"\n", "guid"},
 		{"not TOML", "= =", "configuration"},
 	} {
@@ -55,6 +62,39 @@ func TestGUID(t *testing.T) {
 		if _, err := parseGUID(s); err == nil {
 			t.Errorf("%q passes", s)
 		}
+	}
+}
+
+func TestLinkOf(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		in   deviceConfig
+		link hca.LinkLayer // 0: refused
+		addr [4]byte
+	}{
+		{"none", deviceConfig{GUID: defaultGUID}, hca.LinkInfiniBand, [4]byte{}},
+		{"InfiniBand", deviceConfig{Link: "infiniband", GUID: defaultGUID}, hca.LinkInfiniBand, [4]byte{}},
+		{"the first GUID", deviceConfig{Link: "ethernet", GUID: numberedGUID(1)}, hca.LinkEthernet, [4]byte{169, 254, 1, 1}},
+		{"the last GUID", deviceConfig{Link: "ethernet", GUID: numberedGUID(0xffff)}, hca.LinkEthernet, [4]byte{169, 254, 2, 255}},
+		{"GUID 0", deviceConfig{Link: "ethernet", GUID: numberedGUID(0)}, hca.LinkEthernet, [4]byte{169, 254, 1, 0}},
+		{"the last address", deviceConfig{Link: "ethernet", GUID: numberedGUID(254*256 - 1)}, hca.LinkEthernet, [4]byte{169, 254, 254, 255}},
+		{"address", deviceConfig{Link: "ethernet", Address: "192.168.7.9"}, hca.LinkEthernet, [4]byte{192, 168, 7, 9}},
+		{"no link", deviceConfig{Link: "roce"}, 0, [4]byte{}},
+		{"IPv6", deviceConfig{Link: "ethernet", Address: "fd00::1"}, 0, [4]byte{}},
+		{"mapped", deviceConfig{Link: "ethernet", Address: "::ffff:10.0.0.1"}, 0, [4]byte{}},
+		{"prefix", deviceConfig{Link: "ethernet", Address: "10.0.0.1/8"}, 0, [4]byte{}},
+		{"no host", deviceConfig{Link: "ethernet", Address: "0.0.0.0"}, 0, [4]byte{}},
+		{"loopback", deviceConfig{Link: "ethernet", Address: "127.0.0.1"}, 0, [4]byte{}},
+		{"group", deviceConfig{Link: "ethernet", Address: "224.0.0.1"}, 0, [4]byte{}},
+		{"broadcast", deviceConfig{Link: "ethernet", Address: "255.255.255.255"}, 0, [4]byte{}},
+		{"address of InfiniBand", deviceConfig{Address: "10.0.0.1"}, 0, [4]byte{}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			link, addr, err := linkOf(&c.in)
+			if (err != nil) != (c.link == 0) || err == nil && (link != c.link || addr != c.addr) {
+				t.Errorf("%v %v, %v", link, addr, err)
+			}
+		})
 	}
 }
 

@@ -123,7 +123,11 @@ func (d *devices) carryOut(o order) (out outcome) {
 		if err != nil {
 			return outcome{Error: err.Error()}
 		}
-		return outcome{Done: fmt.Sprintf("%s is %s, guid %s", s.entry.Name, s.path(), s.guid)}
+		done := fmt.Sprintf("%s is %s, guid %s", s.entry.Name, s.path(), s.guid)
+		if s.address != "" {
+			done += ", address " + s.address
+		}
+		return outcome{Done: done}
 	case "remove":
 		n, err := d.remove(o.Device.Name)
 		switch {
@@ -167,7 +171,8 @@ func give(socket string, o order) (string, error) {
 
 // deviceCmd is what changes a running daemon's devices.
 func deviceCmd() *cobra.Command {
-	var socket, guid, mode string
+	var socket, mode string
+	var device deviceConfig
 	run := func(cmd *cobra.Command, o order) error {
 		done, err := give(socket, o)
 		if err == nil {
@@ -184,10 +189,13 @@ func deviceCmd() *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("add device %s: mode %q is not octal, as 0660", args[0], mode)
 			}
-			return run(cmd, order{Do: "add", Device: deviceConfig{Name: args[0], GUID: guid, Mode: uint32(m)}})
+			device.Name, device.Mode = args[0], uint32(m)
+			return run(cmd, order{Do: "add", Device: device})
 		},
 	}
-	add.Flags().StringVar(&guid, "guid", "", "node GUID, as 0011:7500:0000:0001 (default: one that is free)")
+	add.Flags().StringVar(&device.GUID, "guid", "", "node GUID, as 0011:7500:0000:0001 (default: one that is free)")
+	add.Flags().StringVar(&device.Link, "link", "infiniband", "link layer of the port: infiniband or ethernet")
+	add.Flags().StringVar(&device.Address, "address", "", "IPv4 address of an Ethernet port (default: one that hangs on the GUID)")
 	add.Flags().StringVar(&mode, "mode", "0666", "of the node")
 	remove := &cobra.Command{
 		Use:   "remove NAME",

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -43,13 +44,13 @@ type host interface {
 // commands ENOTCONN in place of what ib_uverbs answers. So N of its uverbsN is not
 // free until then.
 type devices struct {
-	host   host
-	log    *zap.Logger
-	fabric *loop.Fabric
-	reg    hca.Registry
-	pins   pin.Accountant
-	users  *dispatch.Users
-	failed chan error // capacity 1: a session ended by itself
+	host    host
+	log     *zap.Logger
+	fabrics map[hca.LinkLayer]*loop.Fabric // constant
+	reg     hca.Registry
+	pins    pin.Accountant
+	users   *dispatch.Users
+	failed  chan error // capacity 1: a session ended by itself
 
 	// change is held by add, remove and stop. Outermost.
 	change  sync.Mutex
@@ -65,6 +66,8 @@ type devices struct {
 type servedDevice struct {
 	entry   *hca.Entry
 	guid    string
+	link    hca.LinkLayer
+	address string // of an Ethernet port, else ""
 	engine  *soft.Device
 	dev     *dispatch.Device
 	session *cuse.Session
@@ -76,7 +79,10 @@ type servedDevice struct {
 func (s *servedDevice) path() string { return filepath.Join(devDir, s.entry.UverbsName()) }
 
 func newDevices(h host, log *zap.Logger, users *dispatch.Users) *devices {
-	d := &devices{host: h, log: log, fabric: loop.New(), users: users, failed: make(chan error, 1)}
+	d := &devices{host: h, log: log, users: users, failed: make(chan error, 1), fabrics: map[hca.LinkLayer]*loop.Fabric{
+		hca.LinkInfiniBand: loop.New(hca.LinkInfiniBand),
+		hca.LinkEthernet:   loop.New(hca.LinkEthernet),
+	}}
 	_ = d.reg.AddConsumer((*consumer)(d)) // the first: the tree loses a device before its node goes
 	return d
 }
@@ -140,10 +146,15 @@ func (d *devices) freeIndex() int {
 
 // guidOwner is the name of the device that has guid; "" is none.
 func (d *devices) guidOwner(guid string) string {
+	return d.owner(func(s *servedDevice) bool { return s.guid == guid })
+}
+
+// owner is the name of the device that is not going and has something; "" is none.
+func (d *devices) owner(has func(*servedDevice) bool) string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, s := range d.list {
-		if s.guid == guid && !s.going {
+		if has(s) && !s.going {
 			return s.entry.Name
 		}
 	}
@@ -171,6 +182,17 @@ func (d *devices) check(c *deviceConfig) error {
 	if o := d.guidOwner(c.GUID); o != "" {
 		return fmt.Errorf("GUID %s is that of %s: choose another, or leave it out", c.GUID, o)
 	}
+	link, address, err := linkOf(c)
+	if err != nil {
+		return err
+	}
+	c.Link = link.String()
+	if link == hca.LinkEthernet {
+		c.Address = netip.AddrFrom4(address).String()
+		if o := d.owner(func(s *servedDevice) bool { return s.address == c.Address }); o != "" {
+			return fmt.Errorf("address %s is that of %s: choose another", c.Address, o)
+		}
+	}
 	if c.Mode == 0 {
 		c.Mode = defaultMode
 	}
@@ -189,7 +211,11 @@ func (d *devices) add(c deviceConfig) (*servedDevice, error) {
 	if err != nil {
 		return nil, fmt.Errorf("add device %s: %w", c.Name, err)
 	}
-	d.log.Info("device added", zap.String("device", c.Name), zap.String("node", s.path()), zap.String("guid", s.guid))
+	fields := []zap.Field{zap.String("device", c.Name), zap.String("node", s.path()), zap.String("guid", s.guid), zap.Stringer("link", s.link)}
+	if s.address != "" {
+		fields = append(fields, zap.String("address", s.address))
+	}
+	d.log.Info("device added", fields...)
 	return s, nil
 }
 
@@ -209,10 +235,11 @@ func (d *devices) bringUp(c deviceConfig) (_ *servedDevice, err error) {
 		}
 	}()
 	guid, _ := parseGUID(c.GUID) // check has
+	link, address, _ := linkOf(&c)
 	var provider qib.Provider
 	pci := provider.PCI()
-	engine, err := soft.New(d.fabric, soft.Config{
-		GUID: guid, NodeDesc: "uverbsd " + c.Name, BoardID: provider.HCAType(),
+	engine, err := soft.New(d.fabrics[link], soft.Config{
+		GUID: guid, Address: address, NodeDesc: "uverbsd " + c.Name, BoardID: provider.HCAType(),
 		VendorID: uint32(pci.Vendor), VendorPartID: uint32(pci.Device),
 	})
 	if err != nil {
@@ -224,7 +251,7 @@ func (d *devices) bringUp(c deviceConfig) (_ *servedDevice, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &servedDevice{guid: c.GUID, engine: engine, ended: make(chan struct{})}
+	s := &servedDevice{guid: c.GUID, link: link, address: c.Address, engine: engine, ended: make(chan struct{})}
 	s.entry = &hca.Entry{Name: c.Name, Index: d.freeIndex(), Device: engine, Provider: &provider}
 	log := d.log.With(zap.String("device", c.Name))
 	s.dev = dispatch.NewDevice(dispatch.Config{

@@ -157,6 +157,9 @@ func TestOrders(t *testing.T) {
 	add := func(name, guid string) order {
 		return order{Do: "add", Device: deviceConfig{Name: name, GUID: guid}}
 	}
+	ethernet := func(name, guid, address string) order {
+		return order{Do: "add", Device: deviceConfig{Name: name, GUID: guid, Link: "ethernet", Address: address}}
+	}
 	remove := func(name string) order { return order{Do: "remove", Device: deviceConfig{Name: name}} }
 	for _, c := range []struct {
 		name   string
@@ -181,6 +184,13 @@ func TestOrders(t *testing.T) {
 		{"a path for a name", []order{add("../qib0", "")}, "no device name", false, nil},
 		{"a long name", []order{add(strings.Repeat("q", 64), "")}, "no device name", false, nil},
 		{"a bad mode", []order{{Do: "add", Device: deviceConfig{Name: "qib0", Mode: 0o4666}}}, "mode 04666", false, nil},
+		{"Ethernet", []order{add("qib0", ""), ethernet("qib1", "", "")}, "uverbs1, guid 0011:7500:0000:0002, address 169.254.1.2", true, []string{"uverbs0", "uverbs1"}},
+		{"Ethernet with an address", []order{ethernet("qib0", "", "10.0.0.7")}, "guid 0011:7500:0000:0001, address 10.0.0.7", true, []string{"uverbs0"}},
+		{"an address that is taken", []order{ethernet("qib0", "", ""), ethernet("qib1", "", "169.254.1.1")}, "address 169.254.1.1 is that of qib0: choose another", false, []string{"uverbs0"}},
+		{"an address that a GUID took", []order{ethernet("qib0", "", ""), ethernet("qib1", "0002:c903:0000:0001", "")}, "address 169.254.1.1 is that of qib0: choose another", false, []string{"uverbs0"}},
+		{"an address that has become free", []order{ethernet("qib0", "", ""), remove("qib0"), ethernet("qib1", "", "169.254.1.1")}, "address 169.254.1.1", true, []string{"uverbs0"}},
+		{"no link", []order{{Do: "add", Device: deviceConfig{Name: "qib0", Link: "roce"}}}, "link \"roce\": say infiniband or ethernet", false, nil},
+		{"no address", []order{ethernet("qib0", "", "a\nb")}, "give one host's IPv4 address", false, nil},
 		{"no order", []order{{Do: "explode"}}, "unknown order", false, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -207,6 +217,24 @@ func TestOrders(t *testing.T) {
 				t.Errorf("%d devices registered", n)
 			}
 		})
+	}
+}
+
+func TestStatusOfLinks(t *testing.T) {
+	d, _ := newTestDevices(t)
+	for _, c := range []deviceConfig{{Name: "qib0"}, {Name: "qib1", Link: "ethernet"}} {
+		if _, err := d.add(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var text bytes.Buffer
+	if err := printStatus(&text, d.status()); err != nil {
+		t.Fatal(err)
+	}
+	want := "qib0\t/dev/infiniband/uverbs0 provider qib state active link infiniband lid 1 guid 0011:7500:0000:0001, 0 contexts\n" +
+		"qib1\t/dev/infiniband/uverbs1 provider qib state active link ethernet address 169.254.1.2 guid 0011:7500:0000:0002, 0 contexts\n"
+	if text.String() != want {
+		t.Errorf("status\n%s, want\n%s", &text, want)
 	}
 }
 

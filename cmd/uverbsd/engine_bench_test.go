@@ -139,7 +139,7 @@ func joined(t testing.TB, a, b *party) (hca.QP, hca.QP) {
 
 func benchDevice(t testing.TB) *soft.Device {
 	t.Helper()
-	d, err := soft.New(loop.New(), soft.Config{GUID: hca.GUID{7: 1}})
+	d, err := soft.New(loop.New(hca.LinkInfiniBand), soft.Config{GUID: hca.GUID{7: 1}})
 	must(t, err)
 	t.Cleanup(func() { must(t, d.Close()) })
 	return d

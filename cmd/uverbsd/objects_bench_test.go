@@ -34,7 +34,7 @@ type self struct {
 
 func newSelf(b testing.TB) *self {
 	b.Helper()
-	engine, err := soft.New(loop.New(), soft.Config{GUID: hca.GUID{7: 1}})
+	engine, err := soft.New(loop.New(hca.LinkInfiniBand), soft.Config{GUID: hca.GUID{7: 1}})
 	if err != nil {
 		b.Fatal(err)
 	}

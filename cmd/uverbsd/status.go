@@ -29,7 +29,9 @@ type deviceStatus struct {
 	Node     string              `json:"node"`
 	Provider string              `json:"provider"`
 	State    string              `json:"state"`
-	LID      uint16              `json:"lid"`
+	Link     string              `json:"link"`
+	LID      uint16              `json:"lid"`               // 0 on Ethernet
+	Address  string              `json:"address,omitempty"` // on Ethernet
 	GUID     string              `json:"node_guid"`
 	Contexts []dispatch.FileInfo `json:"contexts"`
 }
@@ -75,7 +77,7 @@ func (d *devices) status() []deviceStatus {
 	for _, s := range d.list {
 		st := deviceStatus{
 			Name: s.entry.Name, Node: s.path(), Provider: s.entry.Provider.Name(), GUID: s.guid,
-			State: "down", Contexts: s.dev.Files(),
+			State: "down", Link: s.link.String(), Address: s.address, Contexts: s.dev.Files(),
 		}
 		if s.going {
 			st.State = stateRemoved
@@ -138,8 +140,12 @@ func printStatus(w io.Writer, st []deviceStatus) error {
 		if d.State == stateRemoved {
 			fmt.Fprintf(w, "%s\tremoved, %d contexts\n", d.Name, len(d.Contexts))
 		} else {
-			fmt.Fprintf(w, "%s\t%s provider %s state %s lid %d guid %s, %d contexts\n",
-				d.Name, d.Node, d.Provider, d.State, d.LID, d.GUID, len(d.Contexts))
+			at := fmt.Sprintf("lid %d", d.LID)
+			if d.Address != "" {
+				at = "address " + d.Address
+			}
+			fmt.Fprintf(w, "%s\t%s provider %s state %s link %s %s guid %s, %d contexts\n",
+				d.Name, d.Node, d.Provider, d.State, d.Link, at, d.GUID, len(d.Contexts))
 		}
 		if len(d.Contexts) == 0 {
 			continue

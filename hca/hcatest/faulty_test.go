@@ -71,7 +71,7 @@ func TestFaultyChild(t *testing.T) {
 		return
 	}
 	open := func(t testing.TB) Pair {
-		f := loop.New()
+		f := loop.New(hca.LinkInfiniBand)
 		dev := func(id byte) hca.Device {
 			d, err := soft.New(f, soft.Config{GUID: hca.GUID{0, 2, 0xc9, 3, 7: id}, NodeDesc: "test"})
 			must(t, err)

@@ -113,7 +113,7 @@ func testPeerLater(t *testing.T, p Pair) {
 func testNoPeer(t *testing.T, p Pair) {
 	for name, f := range map[string]func(a, b *end, at *hca.QPAttr){
 		"QPN":   func(a, b *end, at *hca.QPAttr) { at.DestQPN = 0xfffffe },
-		"LID":   func(a, b *end, at *hca.QPAttr) { at.AH.DLID = 0xbfff },
+		"LID":   func(a, b *end, at *hca.QPAttr) { at.AH.DLID = 0xbfff; at.AH.DGID[15]++ }, // or the GID
 		"type":  func(a, b *end, at *hca.QPAttr) { at.DestQPN = newEnd(t, p.B, udOpts()).qp.Num() },
 		"state": func(a, b *end, at *hca.QPAttr) { at.DestQPN = newEnd(t, p.B, defaults()).qp.Num() },
 		"other": func(a, b *end, at *hca.QPAttr) { // connected to somebody else

@@ -19,6 +19,8 @@ const (
 	memSize  = 1 << 20
 	allAcc   = hca.AccessLocalWrite | hca.AccessRemoteWrite | hca.AccessRemoteRead | hca.AccessRemoteAtomic
 	testQKey = 0x11111111
+	// routeHops is the hop limit that a route gives every unicast path on Ethernet.
+	routeHops = 64
 )
 
 // record sends without blocking: a handler must not block. Only the races, which
@@ -103,7 +105,9 @@ type end struct {
 	mr       hca.MR
 	o        opts
 	lid      uint16
-	gid      hca.GID
+	eth      bool
+	gid      hca.GID // the port's, at gidIndex: of its IPv4 address if it has one
+	gidIndex uint8
 }
 
 func must(t testing.TB, err error) {
@@ -162,9 +166,12 @@ func newEnd(t testing.TB, dev hca.Device, o opts) *end {
 	e.qp = e.newQP()
 	p, err := dev.Port(1)
 	must(t, err)
-	e.lid = p.LID
+	e.lid, e.eth = p.LID, p.LinkLayer == hca.LinkEthernet
 	e.gid, err = dev.GID(1, 0)
 	must(t, err)
+	if v4, err := dev.GID(1, 1); e.eth && err == nil && v4 != (hca.GID{}) {
+		e.gid, e.gidIndex = v4, 1
+	}
 	return e
 }
 
@@ -202,7 +209,11 @@ func (e *end) sge(off, n int) hca.SGE {
 	return hca.SGE{Addr: memBase + uint64(off), Length: uint32(n), LKey: e.mr.LKey()}
 }
 
+// attrTo is the way to a peer, in the form in which the device reports it.
 func (e *end) attrTo(peer *end) hca.AHAttr {
+	if e.eth {
+		return hca.AHAttr{Port: 1, IsGlobal: true, DGID: peer.gid, SGIDIndex: e.gidIndex, HopLimit: routeHops, TrafficClass: 0x5a, FlowLabel: 0x12345}
+	}
 	return hca.AHAttr{DLID: peer.lid, Port: 1, SL: 3, IsGlobal: e.o.global, DGID: peer.gid, HopLimit: 9, TrafficClass: 0x5a, FlowLabel: 0x12345}
 }
 

@@ -204,6 +204,9 @@ func oneMove(t *testing.T, p Pair, typ hca.QPType, from, to hca.QPState) {
 		e := bring(t, p, typ, from)
 		a := goodAttr(e, from, to)
 		m := req | opt | hca.QPMaskState
+		if e.eth {
+			m &^= 1 << bAlt
+		}
 		if to != rts && to != sqd {
 			m &^= 1 << bMig
 		}
@@ -221,6 +224,9 @@ func testBadAttributes(t *testing.T, p Pair) {
 		a := goodAttr(e, from, to)
 		mv, _ := findMove(from, to, rc)
 		m := maskOf(mv.req) | maskOf(mv.opt)&^(1<<bCur|1<<bMig) | hca.QPMaskState
+		if e.eth {
+			m &^= 1 << bAlt
+		}
 		ok := a
 		f(&a)
 		wantErrno(t, e.qp.Modify(&a, m), unix.EINVAL)
@@ -234,9 +240,11 @@ func testBadAttributes(t *testing.T, p Pair) {
 	toState(inS, rtr, func(a *hca.QPAttr) { a.MaxDestRdAtomic = uint8(dev.MaxQPRdAtom) + 1 })
 	toState(inS, rtr, func(a *hca.QPAttr) { a.MinRNRTimer = 32 })
 	toState(inS, rtr, func(a *hca.QPAttr) { a.AH.Port = 3 })
-	toState(inS, rtr, func(a *hca.QPAttr) { a.AH.DLID = 0xc001 })
 	toState(inS, rtr, func(a *hca.QPAttr) { a.DestQPN = 1 << 24 })
-	toState(inS, rtr, func(a *hca.QPAttr) { a.AltPort = 2 })
+	if port, err := p.A.Port(1); err != nil || port.LinkLayer == hca.LinkInfiniBand {
+		toState(inS, rtr, func(a *hca.QPAttr) { a.AH.DLID = 0xc001 })
+		toState(inS, rtr, func(a *hca.QPAttr) { a.AltPort = 2 })
+	}
 	toState(rtr, rts, func(a *hca.QPAttr) { a.MaxRdAtomic = uint8(dev.MaxQPInitRd) + 1 })
 	toState(rtr, rts, func(a *hca.QPAttr) { a.Timeout = 32 })
 	toState(rtr, rts, func(a *hca.QPAttr) { a.RetryCnt = 8 })

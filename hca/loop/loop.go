@@ -3,8 +3,11 @@
 // queue pair that is not there yet. No bytes pass through it: engines on one
 // fabric reach each other's memory directly.
 //
+// A fabric is one InfiniBand subnet or one Ethernet segment (RoCE v2). Ports of the
+// one never reach those of the other, as on wires.
+//
 // Who may call it: hca/soft (and later engines) for their ports; cmd makes one
-// Fabric for the daemon. Nothing here calls out under a lock.
+// Fabric of each link layer for the daemon. Nothing here calls out under a lock.
 //
 // Lock order: Fabric.mu and Fabric.parkMu are leaves, never held together and
 // never across a call to an Endpoint, Member or Sleeper. Lookups take no lock.
@@ -48,15 +51,12 @@ type Sleeper interface{ Wake() }
 type Port struct {
 	fabric *Fabric
 	lid    uint16
-	gid    hca.GID
+	gids   []hca.GID
 	ep     Endpoint
 }
 
-// LID is the port's base LID; LMC is 0.
+// LID is the port's base LID; LMC is 0. An Ethernet port has none: 0.
 func (p *Port) LID() uint16 { return p.lid }
-
-// GID is the port's GID 0.
-func (p *Port) GID() hca.GID { return p.gid }
 
 // Endpoint is what Attach was given.
 func (p *Port) Endpoint() Endpoint { return p.ep }
@@ -69,9 +69,10 @@ type view struct {
 	groups map[hca.GID][]Member
 }
 
-// Fabric is one subnet. Use New.
+// Fabric is one subnet or segment. Use New.
 type Fabric struct {
-	now atomic.Pointer[view]
+	link hca.LinkLayer
+	now  atomic.Pointer[view]
 
 	// mu serialises changes to the view.
 	mu sync.Mutex
@@ -81,55 +82,72 @@ type Fabric struct {
 	parked map[uint32]map[Sleeper]struct{} // by the QPN waited for
 }
 
-// New makes an empty fabric.
-func New() *Fabric {
-	f := &Fabric{parked: make(map[uint32]map[Sleeper]struct{})}
+// New makes an empty fabric with that link layer: hca.LinkInfiniBand or
+// hca.LinkEthernet.
+func New(link hca.LinkLayer) *Fabric {
+	f := &Fabric{link: link, parked: make(map[uint32]map[Sleeper]struct{})}
 	f.now.Store(&view{gids: map[hca.GID]*Port{}, groups: map[hca.GID][]Member{}})
 	return f
 }
 
-// Attach adds a port and gives it the lowest free LID. EEXIST if the GID is
-// there already, ENOSPC if no LID is left.
-func (f *Fabric) Attach(gid hca.GID, ep Endpoint) (*Port, error) {
+// Link is the link layer of the fabric's ports.
+func (f *Fabric) Link() hca.LinkLayer { return f.link }
+
+// Attach adds a port that answers to these GIDs, and gives it the lowest free LID
+// if the fabric is InfiniBand. EEXIST if another port has one of the GIDs, ENOSPC
+// if no LID is left.
+func (f *Fabric) Attach(ep Endpoint, gids ...hca.GID) (*Port, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	v := f.now.Load()
-	if _, ok := v.gids[gid]; ok {
-		return nil, fmt.Errorf("attach port %s: %w", gid, unix.EEXIST)
+	for _, gid := range gids {
+		if _, ok := v.gids[gid]; ok {
+			return nil, fmt.Errorf("attach port: GID %s is another's: %w", gid, unix.EEXIST)
+		}
 	}
-	lid := firstLID
-	for lid < len(v.lids) && v.lids[lid] != nil {
-		lid++
+	p := &Port{fabric: f, gids: slices.Clone(gids), ep: ep}
+	n := &view{lids: v.lids, gids: maps.Clone(v.gids), groups: v.groups}
+	if f.link == hca.LinkInfiniBand {
+		lid := firstLID
+		for lid < len(v.lids) && v.lids[lid] != nil {
+			lid++
+		}
+		if lid > maxPorts {
+			return nil, fmt.Errorf("attach port: no LID left: %w", unix.ENOSPC)
+		}
+		p.lid = uint16(lid)
+		n.lids = make([]*Port, max(lid+1, len(v.lids)))
+		copy(n.lids, v.lids)
+		n.lids[lid] = p
 	}
-	if lid > maxPorts {
-		return nil, fmt.Errorf("attach port %s: no LID left: %w", gid, unix.ENOSPC)
+	for _, gid := range gids {
+		n.gids[gid] = p
 	}
-	p := &Port{fabric: f, lid: uint16(lid), gid: gid, ep: ep}
-	n := &view{lids: make([]*Port, max(lid+1, len(v.lids))), gids: maps.Clone(v.gids), groups: v.groups}
-	copy(n.lids, v.lids)
-	n.lids[lid] = p
-	n.gids[gid] = p
 	f.now.Store(n)
 	return p, nil
 }
 
-// Detach takes the port out; its LID may be given out again.
+// Detach takes the port out; its LID and GIDs may be given out again.
 func (p *Port) Detach() {
 	f := p.fabric
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	v := f.now.Load()
-	if v.gids[p.gid] != p {
+	if v.gids[p.gids[0]] != p {
 		return
 	}
 	n := &view{lids: slices.Clone(v.lids), gids: maps.Clone(v.gids), groups: v.groups}
-	n.lids[p.lid] = nil
-	delete(n.gids, p.gid)
+	if p.lid != 0 {
+		n.lids[p.lid] = nil
+	}
+	for _, gid := range p.gids {
+		delete(n.gids, gid)
+	}
 	f.now.Store(n)
 }
 
 // Resolve finds the port that an address names: by GID when it is global and
-// the GID is known, else by LID. Nil if there is none.
+// the GID is known, else by LID. Ethernet has GIDs only. Nil if there is none.
 func (f *Fabric) Resolve(a *hca.AHAttr) *Port {
 	v := f.now.Load()
 	if a.IsGlobal {
@@ -146,7 +164,7 @@ func (f *Fabric) Resolve(a *hca.AHAttr) *Port {
 // IsMulticast reports whether the address names a multicast group: a multicast
 // LID, or a multicast GID.
 func IsMulticast(a *hca.AHAttr) bool {
-	return a.DLID >= MulticastLIDBase && a.DLID != PermissiveLID || a.IsGlobal && a.DGID[0] == 0xff
+	return a.DLID >= MulticastLIDBase && a.DLID != PermissiveLID || a.IsGlobal && a.DGID.IsMulticast()
 }
 
 // Members are the QPs attached to a group. The slice is shared: do not change it.

@@ -1,6 +1,7 @@
 package soft_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/uverbsd/uverbsd/hca"
@@ -20,11 +21,12 @@ type client struct {
 	qp  hca.QP
 	mr  hca.MR
 	pd  hca.PD
-	srq hca.SRQ // of an XRC target
+	srq hca.SRQ    // of an XRC target
+	way hca.AHAttr // to the port itself
 }
 
 func newClient(t testing.TB, d hca.Device, typ hca.QPType, size int) *client {
-	c := &client{}
+	c := &client{way: selfPath(t, d)}
 	ctx, err := d.AllocUContext(nil)
 	check(t, err)
 	c.pd, err = ctx.AllocPD()
@@ -63,6 +65,19 @@ func newClient(t testing.TB, d hca.Device, typ hca.QPType, size int) *client {
 	return c
 }
 
+// selfPath is the way from a port to itself.
+func selfPath(t testing.TB, d hca.Device) hca.AHAttr {
+	t.Helper()
+	port, err := d.Port(1)
+	check(t, err)
+	if port.LinkLayer == hca.LinkInfiniBand {
+		return hca.AHAttr{DLID: port.LID, Port: 1}
+	}
+	gid, err := d.GID(1, 1)
+	check(t, err)
+	return hca.AHAttr{Port: 1, IsGlobal: true, SGIDIndex: 1, DGID: gid}
+}
+
 func check(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
@@ -95,7 +110,7 @@ func connect(t testing.TB, a, b *client, typ hca.QPType) {
 		case hca.QPTypeXRCTgt:
 			toRTS |= hca.QPMaskTimeout
 		}
-		check(t, q.Modify(&hca.QPAttr{State: hca.QPRTR, PathMTU: 5, DestQPN: peer.Num(), AH: hca.AHAttr{DLID: 1, Port: 1}, MaxDestRdAtomic: 4, MinRNRTimer: 12}, toRTR))
+		check(t, q.Modify(&hca.QPAttr{State: hca.QPRTR, PathMTU: 5, DestQPN: peer.Num(), AH: p[0].way, MaxDestRdAtomic: 4, MinRNRTimer: 12}, toRTR))
 		check(t, q.Modify(&hca.QPAttr{State: hca.QPRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRdAtomic: 4}, toRTS))
 	}
 }
@@ -110,7 +125,7 @@ type loopMsg struct {
 }
 
 func newLoop(t testing.TB, typ hca.QPType, op hca.SendOpcode, n int) *loopMsg {
-	return newLoopOn(t, device(t, loop.New(), 1), typ, op, n)
+	return newLoopOn(t, device(t, loop.New(hca.LinkInfiniBand), 1), typ, op, n)
 }
 
 func newLoopOn(t testing.TB, d hca.Device, typ hca.QPType, op hca.SendOpcode, n int) *loopMsg {
@@ -130,7 +145,7 @@ func newLoopOn(t testing.TB, d hca.Device, typ hca.QPType, op hca.SendOpcode, n 
 		l.send[0].RemoteSRQN = b.srq.Num()
 	}
 	if typ == hca.QPTypeUD {
-		ah, err := a.pd.CreateAH(hca.AHAttr{DLID: 1, Port: 1})
+		ah, err := a.pd.CreateAH(a.way)
 		check(t, err)
 		l.send[0].AH, l.send[0].RemoteQPN, l.send[0].RemoteQKey = ah, b.qp.Num(), 5
 	}
@@ -232,7 +247,7 @@ var moderations = []struct {
 func BenchmarkNotify(b *testing.B) {
 	for _, c := range moderations {
 		b.Run(c.name, func(b *testing.B) {
-			d := device(b, loop.New(), 1)
+			d := device(b, loop.New(hca.LinkInfiniBand), 1)
 			l := newLoopOn(b, d, hca.QPTypeRC, hca.OpSend, 64)
 			l.moderate(b, d, c.count, c.period)
 			b.ReportAllocs()
@@ -246,7 +261,7 @@ func BenchmarkNotify(b *testing.B) {
 // BenchmarkParallel has one connected pair per goroutine: nothing global may
 // slow them.
 func BenchmarkParallel(b *testing.B) {
-	d := device(b, loop.New(), 1)
+	d := device(b, loop.New(hca.LinkInfiniBand), 1)
 	b.SetBytes(64)
 	b.RunParallel(func(pb *testing.PB) {
 		x, y := newClient(b, d, hca.QPTypeRC, 1<<16), newClient(b, d, hca.QPTypeRC, 1<<16)
@@ -265,20 +280,22 @@ func TestNoAllocs(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector makes sync.Pool drop values at random")
 	}
-	for _, c := range loops {
-		t.Run(c.name, func(t *testing.T) {
-			l := newLoop(t, c.typ, c.op, c.n)
-			for range 300 { // the rings grow, the pools fill
-				l.step(t)
-			}
-			if n := testing.AllocsPerRun(2000, func() { l.step(t) }); n != 0 {
-				t.Errorf("%v allocations per message", n)
-			}
-		})
+	for _, link := range []hca.LinkLayer{hca.LinkInfiniBand, hca.LinkEthernet} {
+		for _, c := range loops {
+			t.Run(fmt.Sprintf("%v/%s", link, c.name), func(t *testing.T) {
+				l := newLoopOn(t, device(t, loop.New(link), 1), c.typ, c.op, c.n)
+				for range 300 { // the rings grow, the pools fill
+					l.step(t)
+				}
+				if n := testing.AllocsPerRun(2000, func() { l.step(t) }); n != 0 {
+					t.Errorf("%v allocations per message", n)
+				}
+			})
+		}
 	}
 	for _, c := range moderations {
 		t.Run("Notify"+c.name, func(t *testing.T) {
-			d := device(t, loop.New(), 1)
+			d := device(t, loop.New(hca.LinkInfiniBand), 1)
 			l := newLoopOn(t, d, hca.QPTypeRC, hca.OpSend, 64)
 			l.moderate(t, d, c.count, c.period)
 			for range 300 {

@@ -39,7 +39,7 @@ func BenchmarkObjectChurn(b *testing.B) {
 	for _, c := range churn {
 		for _, want := range []int{10, 10000, 100000} {
 			b.Run(fmt.Sprintf("%s/live=%d", c.name, want), func(b *testing.B) {
-				d := device(b, loop.New(), 1)
+				d := device(b, loop.New(hca.LinkInfiniBand), 1)
 				ctx, err := d.AllocUContext(nil)
 				check(b, err)
 				pd, err := ctx.AllocPD()
@@ -75,7 +75,7 @@ func TestChurnIsFlat(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	d, err := soft.New(loop.New(), soft.Config{GUID: hca.GUID{7: 1}})
+	d, err := soft.New(loop.New(hca.LinkInfiniBand), soft.Config{GUID: hca.GUID{7: 1}})
 	check(t, err)
 	t.Cleanup(func() { check(t, d.Close()) })
 	ctx, err := d.AllocUContext(nil)

@@ -101,8 +101,7 @@ func (x *exec) acceptedLocked(p *QP) bool {
 	if p.typ != peerType(q.typ) || !canReceive(r.state) || r.destQPN != q.num {
 		return false
 	}
-	port := q.dev.port
-	return r.av.DLID == port.LID() || r.av.IsGlobal && r.av.DGID == port.GID()
+	return x.leadsBackLocked(p)
 }
 
 // noPeer parks the request until its peer comes. On UC the message is lost.

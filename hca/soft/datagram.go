@@ -71,10 +71,10 @@ func (x *exec) datagram() (verdict, hca.WCStatus) {
 
 // header fills in what the receiver's completion and GRH say.
 func (x *exec) header(d *dgram) {
-	q, port := x.q, x.q.dev.port
+	q := x.q
 	d.wc = hca.WC{
 		Opcode: hca.WCRecv, ByteLen: uint32(d.n + grhSize), SrcQP: q.num,
-		SLID: port.LID(), SL: x.dest.SL, Port: physPort,
+		SLID: q.dev.port.LID(), SL: x.dest.SL, Port: physPort,
 	}
 	if x.op == hca.OpSendImm {
 		d.wc.Imm, d.wc.Flags = x.imm, hca.WCWithImm
@@ -85,19 +85,24 @@ func (x *exec) header(d *dgram) {
 		return
 	}
 	d.wc.Flags |= hca.WCGRH
-	// IBTA 1.4 §8.3: version 6, class, label; length of what follows up to the
-	// ICRC: BTH, DETH, immediate, padded payload, ICRC; next header 0x1B.
-	const ver, nextHdr, headers, immLen = 6, 0x1B, 12 + 8 + 4, 4
+	// BTH, DETH, immediate, padded payload, ICRC.
+	const headers, immLen = 12 + 8 + 4, 4
 	n := headers + (d.n+3)&^3
 	if x.op == hca.OpSendImm {
 		n += immLen
 	}
+	if q.dev.ethernet() {
+		putRoCE(&d.grh, q.dev.gids[x.dest.SGIDIndex], &x.dest, n)
+		return
+	}
+	// IBTA 1.4 §8.3: version 6, class, label; length of what follows; next header
+	// 0x1B.
+	const ver, nextHdr = 6, 0x1B
 	g := d.grh[:]
 	binary.BigEndian.PutUint32(g, ver<<28|uint32(x.dest.TrafficClass)<<20|x.dest.FlowLabel&0xfffff)
 	binary.BigEndian.PutUint16(g[4:], uint16(n))
 	g[6], g[7] = nextHdr, x.dest.HopLimit
-	gid := port.GID()
-	copy(g[8:], gid[:])
+	copy(g[8:], q.dev.gids[x.dest.SGIDIndex][:])
 	copy(g[24:], x.dest.DGID[:])
 }
 

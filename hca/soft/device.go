@@ -15,6 +15,9 @@ type Config struct {
 	GUID     hca.GUID // node and port GUID; must be unique on the fabric
 	NodeDesc string   // at most 63 bytes; the rest is cut off
 	BoardID  string
+	// Address, unless it is 0, gives the port an IPv4 GID too; it must be unique on the
+	// fabric, which must be Ethernet (EINVAL).
+	Address [4]byte
 	// VendorID and VendorPartID are what query_device reports.
 	VendorID, VendorPartID uint32
 	// Limits; each is at most what DefaultAttr says.
@@ -43,11 +46,12 @@ const (
 	subnetTimeout = 18
 )
 
-// Device is a software HCA with one InfiniBand port.
+// Device is a software HCA with one port, whose link layer is its fabric's.
 type Device struct {
 	attr   hca.DeviceAttr
 	fabric *loop.Fabric
 	port   *loop.Port
+	gids   [gidTableLen]hca.GID // of the port; constant, zeros where it has none
 
 	mrs    mrTable
 	qps    numTable[QP]
@@ -164,10 +168,13 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 		}
 	}
 	d.attr = a
+	if cfg.Address != ([4]byte{}) && !d.ethernet() {
+		return nil, fmt.Errorf("new device: an address, on %v: %w", fabric.Link(), einval)
+	}
 	d.mrs.init(a.MaxMR, a.MaxMW)
 	d.qps.init()
 	d.srqs.init()
-	p, err := fabric.Attach(gidOf(cfg.GUID), d)
+	p, err := fabric.Attach(d, d.initGIDs(&cfg)...)
 	if err != nil {
 		return nil, fmt.Errorf("new device: %w", err)
 	}
@@ -217,21 +224,22 @@ func (d *Device) Port(port uint8) (hca.PortAttr, error) {
 		ActiveWidth:   width4x, ActiveSpeed: speedEDR,
 		PhysState: physLinkUp, LinkLayer: hca.LinkInfiniBand,
 	}
+	if d.ethernet() {
+		ethernetPort(&a)
+	}
 	if !d.up.Load() {
 		a.State, a.PhysState = stateDown, physPolling
 	}
 	return a, nil
 }
 
-// GID 0 is the port's; the others are empty.
+// GID 0 is made of the GUID; on Ethernet, GID 1 is the IPv4 address's if there is
+// one. The others are empty.
 func (d *Device) GID(port uint8, index int) (hca.GID, error) {
 	if port != physPort || index < 0 || index >= gidTableLen {
 		return hca.GID{}, fmt.Errorf("query GID %d of port %d: %w", index, port, einval)
 	}
-	if index == 0 {
-		return d.port.GID(), nil
-	}
-	return hca.GID{}, nil
+	return d.gids[index], nil
 }
 
 // PKey 0 is the default key with full membership.

@@ -121,6 +121,7 @@ const (
 
 const (
 	einval     = unix.EINVAL
+	enodata    = unix.ENODATA
 	enomem     = unix.ENOMEM
 	eopnotsupp = unix.EOPNOTSUPP
 )

@@ -14,7 +14,7 @@ import (
 
 // few is a device of three objects of each kind, with a PD and a CQ.
 func few(t *testing.T) (*soft.Device, *soft.UContext, hca.PD, hca.CQ) {
-	d, err := soft.New(loop.New(), soft.Config{GUID: hca.GUID{7: 1}, MaxQP: 3, MaxMR: 3, MaxMW: 3})
+	d, err := soft.New(loop.New(hca.LinkInfiniBand), soft.Config{GUID: hca.GUID{7: 1}, MaxQP: 3, MaxMR: 3, MaxMW: 3})
 	check(t, err)
 	t.Cleanup(func() { check(t, d.Close()) })
 	c, err := d.AllocUContext(nil)
@@ -102,7 +102,7 @@ func TestLimits(t *testing.T) {
 // TestInFlight: a message that is stuck in a context's memory is counted until it
 // comes back, though all that it went through is closed.
 func TestInFlight(t *testing.T) {
-	d := device(t, loop.New(), 1)
+	d := device(t, loop.New(hca.LinkInfiniBand), 1)
 	c, err := d.AllocUContext(nil)
 	check(t, err)
 	u := c.(*soft.UContext)
@@ -113,7 +113,7 @@ func TestInFlight(t *testing.T) {
 	mem := hcatest.NewMem(flatBase, 4096)
 	mr, err := pd.RegMR(hca.MRInit{Mem: mem, Start: flatBase, Length: 4096, IOVA: flatBase, Access: 15})
 	check(t, err)
-	b := &client{cq: cq, mr: mr, pd: pd}
+	b := &client{cq: cq, mr: mr, pd: pd, way: selfPath(t, d)}
 	b.qp, err = pd.CreateQP(hca.QPInit{Type: hca.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: hca.QPCap{MaxSendWR: 1, MaxRecvWR: 1}})
 	check(t, err)
 	a := newClient(t, d, hca.QPTypeRC, 4096)

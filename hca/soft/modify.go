@@ -96,16 +96,18 @@ func (q *QP) checkModify(from, to hca.QPState, a *hca.QPAttr, m hca.QPAttrMask) 
 		return bad("destination QPN", a.DestQPN)
 	case m&mAlt != 0 && (a.AltPort != physPort || int(a.AltPKeyIndex) >= dev.PKeyTableLen || a.AltTimeout > 31):
 		return bad("alternate path on port", a.AltPort)
+	case m&mAlt != 0 && q.dev.ethernet(): // path migration is InfiniBand's (_ib_modify_qp)
+		return bad("alternate path on", q.dev.fabric.Link())
 	case m&mMig != 0 && !q.migOK(to, a.PathMigState):
 		return bad("path migration state", a.PathMigState)
 	}
 	if m&mAV != 0 {
-		if err := checkAddress(&a.AH, false); err != nil {
+		if err := q.dev.checkAddress(&a.AH, false); err != nil {
 			return err
 		}
 	}
 	if m&mAlt != 0 {
-		if err := checkAddress(&a.AltAH, false); err != nil {
+		if err := q.dev.checkAddress(&a.AltAH, false); err != nil {
 			return fmt.Errorf("alternate %w", err)
 		}
 	}
@@ -137,7 +139,7 @@ func (q *QP) setAttrsLocked(a *hca.QPAttr, m hca.QPAttrMask) {
 		{mPKey, func() { to.PKeyIndex = a.PKeyIndex }},
 		{mPort, func() { to.Port = a.Port }},
 		{mQKey, func() { to.QKey = a.QKey }},
-		{mAV, func() { to.AH = a.AH }},
+		{mAV, func() { to.AH = q.dev.path(a.AH) }},
 		{mMTU, func() { to.PathMTU = a.PathMTU }},
 		{mTmo, func() { to.Timeout = a.Timeout }},
 		{mRetry, func() { to.RetryCnt = a.RetryCnt }},

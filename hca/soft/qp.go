@@ -246,8 +246,9 @@ func (q *QP) counters() counters {
 	return c
 }
 
-// AttachMcast joins a group: EINVAL unless UD, past RESET, a multicast GID and
-// LID (ib_attach_mcast, rvt_attach_mcast); ENOMEM over the limits.
+// AttachMcast joins a group: EINVAL unless UD, past RESET, a multicast GID and, but
+// for Ethernet, a multicast LID (ib_attach_mcast, rvt_attach_mcast); ENOMEM over the
+// limits.
 func (q *QP) AttachMcast(gid hca.GID, lid uint16) error {
 	if err := q.checkMcast(gid, lid); err != nil {
 		return fmt.Errorf("attach mcast: %w", err)
@@ -290,7 +291,9 @@ func (q *QP) DetachMcast(gid hca.GID, lid uint16) error {
 }
 
 func (q *QP) checkMcast(gid hca.GID, lid uint16) error {
-	if q.typ != hca.QPTypeUD || gid[0] != 0xff || lid < loop.MulticastLIDBase || lid == loop.PermissiveLID {
+	// RoCE's annex has the LID ignored (is_valid_mcast_lid, verbs.c).
+	badLID := !q.dev.ethernet() && (lid < loop.MulticastLIDBase || lid == loop.PermissiveLID)
+	if q.typ != hca.QPTypeUD || !gid.IsMulticast() || badLID {
 		return fmt.Errorf("group %s, LID %#x: %w", gid, lid, einval)
 	}
 	return nil

@@ -12,7 +12,7 @@ import (
 // TestBubbleDevice runs the suite's cases about time and sleeping.
 func TestBubbleDevice(t *testing.T) {
 	hcatest.RunInBubble(t, func(t testing.TB) hcatest.Pair {
-		f := loop.New()
+		f := loop.New(hca.LinkInfiniBand)
 		return hcatest.Pair{A: device(t, f, 1), B: device(t, f, 2)}
 	})
 }
@@ -35,7 +35,7 @@ func (p *portEvents) PortEvent(hca.EventType, uint8) {
 // Failure class 14: a context that is closed while an event for it is queued
 // behind another's is not told any more.
 func TestRow14NoPortEventAfterClose(t *testing.T) {
-	d := device(t, loop.New(), 1)
+	d := device(t, loop.New(hca.LinkInfiniBand), 1)
 	slow := &portEvents{in: make(chan struct{}), out: make(chan struct{})}
 	quick := &portEvents{in: make(chan struct{}, 8), out: make(chan struct{})}
 	close(quick.out)

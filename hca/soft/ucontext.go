@@ -81,20 +81,20 @@ type AH struct {
 
 var _ hca.AH = (*AH)(nil)
 
-// CreateAH checks the address (checkAddress) and takes it over. ENOMEM when
-// MaxAH exist. It never sleeps.
+// CreateAH checks the address (checkAddress) and takes it over, as path leaves it.
+// ENOMEM when MaxAH exist. It never sleeps.
 func (p *PD) CreateAH(a hca.AHAttr) (hca.AH, error) {
 	d := p.ctx.dev
-	if err := checkAddress(&a, true); err != nil {
+	if err := d.checkAddress(&a, true); err != nil {
 		return nil, fmt.Errorf("create ah: %w", err)
 	}
 	if err := take(&d.nAH, d.attr.MaxAH, "create ah"); err != nil {
 		return nil, err
 	}
-	return &AH{pd: p, attr: a}, nil
+	return &AH{pd: p, attr: d.path(a)}, nil
 }
 
-// Attr is what CreateAH was given.
+// Attr is the address as path has left it.
 func (a *AH) Attr() hca.AHAttr { return a.attr }
 
 // Close never sleeps.
@@ -103,22 +103,28 @@ func (a *AH) Close() error {
 	return nil
 }
 
-// checkAddress is rdmavt's rvt_check_ah with qib's additions: port, SL, LID and
-// GID index, all EINVAL. A global address needs no LID here, because the fabric
-// finds ports by GID too.
-func checkAddress(a *hca.AHAttr, mcastOK bool) error {
+// checkAddress: port and GID index (rdma_check_ah_attr, rdma_get_gid_attr), EINVAL,
+// and ENODATA for an empty place in the GID table. Then, on Ethernet, checkRoute; on
+// InfiniBand rdmavt's rvt_check_ah with qib's additions: SL, LID and rate, all
+// EINVAL. A global address needs no LID here, because the fabric finds ports by GID
+// too.
+func (d *Device) checkAddress(a *hca.AHAttr, mcastOK bool) error {
 	mlid := a.DLID >= loop.MulticastLIDBase
 	switch {
 	case a.Port != physPort:
 		return fmt.Errorf("port %d: %w", a.Port, einval)
+	case a.IsGlobal && a.SGIDIndex >= gidTableLen:
+		return fmt.Errorf("SGID index %d: %w", a.SGIDIndex, einval)
+	case a.IsGlobal && d.gids[a.SGIDIndex] == hca.GID{}:
+		return fmt.Errorf("SGID index %d: %w", a.SGIDIndex, enodata)
+	case d.ethernet():
+		return d.checkRoute(a)
 	case a.SL > 15:
 		return fmt.Errorf("SL %d: %w", a.SL, einval)
 	case a.DLID == 0 && !a.IsGlobal:
 		return fmt.Errorf("DLID 0: %w", einval)
 	case mlid && (!mcastOK || a.DLID != loop.PermissiveLID && !a.IsGlobal):
 		return fmt.Errorf("multicast DLID %#x: %w", a.DLID, einval)
-	case a.IsGlobal && a.SGIDIndex >= gidTableLen:
-		return fmt.Errorf("SGID index %d: %w", a.SGIDIndex, einval)
 	case a.StaticRate > 18: // the last of enum ib_rate that the kernel's table knows
 		return fmt.Errorf("static rate %d: %w", a.StaticRate, einval)
 	}

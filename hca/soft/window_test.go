@@ -101,7 +101,7 @@ func TestWindowNoAllocs(t *testing.T) {
 // TestKeysReused: where all places are taken, so that each is used again at once, it
 // has another key than last time, also after a client has chosen one for a window.
 func TestKeysReused(t *testing.T) {
-	_, _, pd, cq := few(t) // three regions and three windows: six places
+	d, _, pd, cq := few(t) // three regions and three windows: six places
 	m := make(flat, 64)
 	reg := func() hca.MR {
 		mr, err := pd.RegMR(hca.MRInit{Mem: &m, Start: flatBase, Length: 64, IOVA: flatBase, Access: hca.AccessLocalWrite | hca.AccessMWBind})
@@ -121,7 +121,7 @@ func TestKeysReused(t *testing.T) {
 	for i := range ends {
 		q, err := pd.CreateQP(hca.QPInit{Type: hca.QPTypeRC, SendCQ: cq, RecvCQ: cq, Cap: hca.QPCap{MaxSendWR: 4}})
 		check(t, err)
-		ends[i].qp = q
+		ends[i].qp, ends[i].way = q, selfPath(t, d)
 		full = append(full, q)
 	}
 	connect(t, &ends[0], &ends[1], hca.QPTypeRC)
@@ -165,7 +165,7 @@ func TestKeysReused(t *testing.T) {
 func TestWindowCapabilities(t *testing.T) {
 	const caps = 1<<17 | 1<<24 // IB_DEVICE_MEM_WINDOW, IB_DEVICE_MEM_WINDOW_TYPE_2B
 	for _, on := range []bool{false, true} {
-		d, err := soft.New(loop.New(), soft.Config{GUID: hca.GUID{7: 1}, BindMW: on})
+		d, err := soft.New(loop.New(hca.LinkInfiniBand), soft.Config{GUID: hca.GUID{7: 1}, BindMW: on})
 		check(t, err)
 		t.Cleanup(func() { check(t, d.Close()) })
 		if got := d.Attr().CapFlags & caps; got != 0 && !on || got != caps && on {

@@ -99,6 +99,8 @@ var rows = append([]row{
 		fields: []field{
 			{"port-0", put8(54, 0), unix.EINVAL}, {"port-2", put8(54, 2), unix.EINVAL},
 			{"reserved", put32(20, 1), 0}, {"attr-reserved", put8(55, 1), 0},
+			{"no-way", all(put8(53, 0), put8(48, 0)), unix.EINVAL}, // no GRH and LID 0
+			{"sgid-empty", all(put8(53, 1), put8(44, 7)), unix.ENODATA},
 		},
 	},
 	absent("MODIFY_AH", abi.CmdModifyAH, 16),

@@ -145,7 +145,7 @@ func ends(t *testing.T) (a, b *control) {
 // TestLink runs whole connections of every kind on an engine in this process:
 // both ends must find everything right, and leave nothing.
 func TestLink(t *testing.T) {
-	engine, err := soft.New(loop.New(), soft.Config{GUID: hca.GUID{7: 1}})
+	engine, err := soft.New(loop.New(hca.LinkInfiniBand), soft.Config{GUID: hca.GUID{7: 1}})
 	if err != nil {
 		t.Fatal(err)
 	}

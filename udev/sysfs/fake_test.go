@@ -121,3 +121,12 @@ func rxeEntry() *hca.Entry {
 	d.gids = append(d.gids, hca.GID{10: 0xff, 11: 0xff, 12: 127, 15: 1})
 	return &hca.Entry{Name: "rxe0", Index: 7, Device: d, Node: unix.Mkdev(240, 7), Provider: fakeProvider{name: "rxe", abi: 2}}
 }
+
+// ethernetEntry is a qib whose port is Ethernet, with no interface of the host behind it.
+func ethernetEntry() *hca.Entry {
+	e := qibEntry()
+	d := e.Device.(*fakeDevice)
+	d.port.LinkLayer, d.port.LID, d.port.SMLID, d.port.PortCapFlags = hca.LinkEthernet, 0, 0, 1<<16
+	d.gids = append(d.gids, hca.IPv4GID([4]byte{169, 254, 1, 1}))
+	return e
+}

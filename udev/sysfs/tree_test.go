@@ -116,6 +116,7 @@ func TestGolden(t *testing.T) {
 		{"none", nil},
 		{"qib", []*hca.Entry{qibEntry()}},
 		{"rxe", []*hca.Entry{rxeEntry()}},
+		{"ethernet", []*hca.Entry{ethernetEntry()}},
 		{"two", []*hca.Entry{qibEntry(), rxeEntry()}},
 		{"down", []*hca.Entry{down}},
 	} {
