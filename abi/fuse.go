@@ -2,8 +2,9 @@ package abi
 
 import "unsafe"
 
-// FUSE and CUSE wire structs and numbers, from include/uapi/linux/fuse.h. Only
-// what a character device served through /dev/cuse can see is here.
+// FUSE and CUSE wire structs and numbers, from include/uapi/linux/fuse.h: what a
+// character device served through /dev/cuse can see. What a mounted file system
+// sees beside that is in fuse_mount.go.
 
 // Protocol version (FUSE_KERNEL_VERSION and the newest minor this file was
 // checked against, FUSE_KERNEL_MINOR_VERSION of the header in use).
@@ -102,7 +103,7 @@ type FuseOpenIn struct {
 type FuseOpenOut struct {
 	Fh        uint64
 	OpenFlags uint32
-	_         uint32 // padding, backing_id since 7.40
+	BackingID int32 // with FopenPassthrough (7.40); padding before
 }
 
 // FuseReleaseIn is struct fuse_release_in, linux/fuse.h.

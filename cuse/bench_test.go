@@ -25,7 +25,11 @@ func newNull(t testing.TB, cfg cuse.Config) *null {
 
 func newNullOn(t testing.TB, d *dev, cfg cuse.Config) *null {
 	t.Helper()
-	k := cusetest.NewRaw(t, d, cfg)
+	return newNullRaw(t, cusetest.NewRaw(t, d, cfg))
+}
+
+func newNullRaw(t testing.TB, k *cusetest.Raw) *null {
+	t.Helper()
 	if err := k.Handshake(); err != nil {
 		t.Fatal(err)
 	}

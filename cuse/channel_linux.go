@@ -11,12 +11,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Channel is the fd requests come from: /dev/cuse, or one end of a socket pair
-// that keeps message boundaries. It is not blocking. A reader that has to sleep
-// does so in the runtime's own poller (sleeper): one that slept in poll(2) kept
-// a processor of the runtime, whose watchdog then woke every 20 µs to take it
-// away, and gave it back through another thread; in an emulated guest the null
-// command took half as long again.
+// Channel is the fd requests come from: /dev/cuse, the /dev/fuse of a mounted file
+// system, or one end of a socket pair that keeps message boundaries. It is not
+// blocking. A reader that has to sleep does so in the runtime's own poller
+// (sleeper): one that slept in poll(2) kept a processor of the runtime, whose
+// watchdog then woke every 20 µs to take it away, and gave it back through another
+// thread; in an emulated guest the null command took half as long again.
 type Channel struct {
 	fd   int
 	wake int // eventfd, readable once interrupted
@@ -178,6 +178,17 @@ func (c *Channel) write(p []byte) unix.Errno {
 			return errno
 		}
 	}
+}
+
+// writeSleeping is write for a notification that may sleep in the kernel: the
+// scheduler of the runtime is told.
+func (c *Channel) writeSleeping(p []byte) error {
+	if !c.acquire() {
+		return unix.ENODEV
+	}
+	defer c.release()
+	_, err := unix.Write(c.fd, p)
+	return err
 }
 
 // wait sleeps until there is something to read, or interrupt was called, or the

@@ -37,7 +37,7 @@ func (s *Session) message(w *worker, msg []byte) bool {
 	}
 	switch h.Opcode {
 	case abi.FuseForget, abi.FuseBatchForget, abi.FuseNotifyReply:
-		return true // no reply wanted
+		return true // no reply wanted, and a Tree counts no lookups
 	case abi.FuseInterrupt:
 		return s.interrupt(w, &h, msg)
 	}
@@ -46,6 +46,10 @@ func (s *Session) message(w *worker, msg []byte) bool {
 		return true
 	}
 	fixed, ok := minBody(h.Opcode)
+	if !ok && s.tree != nil {
+		s.answer(h, msg)
+		return true
+	}
 	if !ok {
 		s.sendError(h.Unique, unix.ENOSYS)
 		return true
@@ -96,7 +100,7 @@ func (s *Session) serve(st *request, msg []byte) {
 	f := st.f
 	switch st.op {
 	case abi.FuseOpen:
-		s.open(r)
+		s.open(r, binary.NativeEndian.Uint64(msg[16:])) // fuse_in_header.nodeid
 	case abi.FuseRead:
 		f.impl.Read(r, st.size)
 	case abi.FuseWrite:
@@ -134,8 +138,15 @@ func (s *Session) releaseFile(f *file, flags uint32) {
 }
 
 // open answers OPEN.
-func (s *Session) open(r Request) {
-	impl, err := s.h.Open(r, r.fileFlags)
+func (s *Session) open(r Request, node uint64) {
+	var impl File
+	var how OpenReply
+	var err error
+	if s.tree != nil {
+		impl, how, err = s.tree.OpenNode(r, node, r.fileFlags)
+	} else {
+		impl, err = s.h.Open(r, r.fileFlags)
+	}
 	if err == nil && impl == nil {
 		err = unix.EIO
 	}
@@ -162,6 +173,7 @@ func (s *Session) open(r Request) {
 			b abi.FuseOpenOut
 		}
 		m.b.Fh = fh
+		m.b.OpenFlags, m.b.BackingID = how.Flags, how.Backing
 		m.h.Unique = r.st.unique
 		m.h.Len = uint32(len(bytesOf(&m)))
 		if errno := s.sendRaw(bytesOf(&m)); errno == unix.ENOENT {

@@ -7,6 +7,10 @@
 // Close; dispatch implements Handler and File. Package cusetest drives a Session
 // without a device.
 //
+// The same Session serves the /dev/fuse channel of a mounted file system
+// (NewMounted). A Tree then stands in the place of the Handler: it opens files,
+// and answers what is asked of directories and inodes. Package ctxfs is the one.
+//
 // # Threads
 //
 // One worker, the reader, reads and handles in turn; it alone may sleep in the
@@ -24,5 +28,5 @@
 // requests, users, workers. No handler, callback, system call or log call runs
 // under it, so Request's methods and Session.Notify may be called with any lock
 // of the caller held. Callbacks (File methods, OnInterrupt, After) are called
-// with no lock held.
+// with no lock held. Tree.Answer is called with none either, but must not sleep.
 package cuse

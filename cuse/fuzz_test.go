@@ -144,11 +144,18 @@ type fuzzKernel struct {
 	rest   string         // what the session holds between inputs
 }
 
-func newFuzzKernel(f *testing.F) *fuzzKernel {
+func newFuzzKernel(f *testing.F, mounted bool) *fuzzKernel {
 	log, logged := logs()
 	d := &fuzzDev{}
+	cfg := cuse.Config{MaxWrite: fuzzMaxWrite, Log: log}
+	var raw *cusetest.Raw
+	if mounted {
+		raw = cusetest.NewRawMounted(f, fuzzTree{d}, cfg)
+	} else {
+		raw = cusetest.NewRaw(f, d, cfg)
+	}
 	k := &fuzzKernel{
-		d: d, raw: cusetest.NewRaw(f, d, cuse.Config{MaxWrite: fuzzMaxWrite, Log: log}), logged: logged,
+		d: d, raw: raw, logged: logged,
 		buf: make([]byte, 8192), owed: map[uint64]int{}, opens: map[uint64]int{},
 	}
 	d.session = k.raw.Session
@@ -371,6 +378,40 @@ func FuzzMessage(f *testing.F) {
 	} {
 		f.Add(fuzzFramesOf(msgs...))
 	}
-	k := newFuzzKernel(f)
+	k := newFuzzKernel(f, false)
+	f.Fuzz(k.run)
+}
+
+// fuzzTree has the same files.
+type fuzzTree struct{ d *fuzzDev }
+
+func (t fuzzTree) OpenNode(r cuse.Request, node uint64, flags uint32) (cuse.File, cuse.OpenReply, error) {
+	f, err := t.d.Open(r, flags)
+	return f, cuse.OpenReply{Flags: abi.FopenDirectIO}, err
+}
+
+func (t fuzzTree) Answer(h *abi.FuseInHeader, body, out []byte) ([]byte, unix.Errno) {
+	if h.Opcode == abi.FuseStatfs {
+		return append(out, make([]byte, 80)...), 0
+	}
+	return out, unix.Errno(len(body))
+}
+
+// FuzzMounted is FuzzMessage for a mounted file system.
+func FuzzMounted(f *testing.F) {
+	command := make([]byte, 12000)
+	command[0] = 60
+	const at = 1 << 20
+	for _, msgs := range [][][]byte{
+		{fuzzRequest(abi.FuseLookup, 10, 100, nil, []byte("name\x00")...), fuzzRequest(abi.FuseGetattr, 12, 100, make([]byte, 16))},
+		{fuzzRequest(abi.FuseStatfs, 10, 100, nil), fuzzRequest(abi.FuseDestroy, 12, 100, nil), fuzzRequest(abi.FuseInit, 14, 0, cusetest.PassthroughInit())},
+		{fuzzRequest(abi.FuseOpendir, 10, 100, make([]byte, 300)), fuzzRequest(abi.FuseFallocate, 12, 100, make([]byte, 700))},
+		{fuzzWrite(10, 100, 1, at, command[:4096]), fuzzWrite(12, 100, 1, at+4096, command[4096:8192]), fuzzWrite(14, 100, 1, at+8192, command[8192:])},
+		{fuzzWrite(10, 100, 1, at, command[:4096]), fuzzWrite(12, 100, 1, at+4096, command[:24]), fuzzWrite(14, 100, 1, 0, command[:4096])},
+		{fuzzWrite(10, 100, 1, 1<<64-4096, command[:4096]), fuzzWrite(12, 100, 1, 0, command[4096:8192]), fuzzWrite(14, 101, 1, 0, nil)},
+	} {
+		f.Add(fuzzFramesOf(msgs...))
+	}
+	k := newFuzzKernel(f, true)
 	f.Fuzz(k.run)
 }

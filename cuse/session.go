@@ -13,12 +13,15 @@ import (
 	"github.com/uverbsd/uverbsd/abi"
 )
 
-// Session is one /dev/cuse session.
+// Session is one /dev/cuse session, or that of one mounted file system.
 type Session struct {
 	cfg   Config
-	bad   error // of cfg
+	bad   error  // of cfg
+	what  string // is served: for messages
 	ch    *Channel
-	h     Handler
+	h     Handler // nil if tree is not
+	tree  Tree    // nil for a device
+	pages int     // at most in one WRITE
 	limit limiter
 	spin  spinner // of the only active worker
 
@@ -68,8 +71,16 @@ type Session struct {
 
 // New makes a session of a channel, which it closes at the end.
 func New(ch *Channel, h Handler, cfg Config) *Session {
+	s := newSession(ch, cfg)
+	s.h = h
+	s.what = "/dev/" + cfg.Name
+	s.pages = piecePages
+	return s
+}
+
+func newSession(ch *Channel, cfg Config) *Session {
 	s := &Session{
-		ch: ch, h: h,
+		ch:     ch,
 		kick:   make(chan struct{}, 1),
 		stop:   make(chan struct{}),
 		failed: make(chan error, 1),
@@ -81,63 +92,6 @@ func New(ch *Channel, h Handler, cfg Config) *Session {
 	s.maxActive = maxReaders(cfg.Readers)
 	s.spin.off = runtime.NumCPU() < 2
 	return s
-}
-
-// Handshake answers CUSE_INIT. When it returns nil the device exists and clients
-// may open it; they wait for Serve.
-func (s *Session) Handshake() error {
-	if s.bad != nil {
-		return s.bad
-	}
-	buf := make([]byte, s.cfg.MaxWrite+headRoom)
-	deadline := time.Now().Add(handshakeTimeout)
-	n := 0
-	for {
-		var errno unix.Errno
-		n, errno = s.ch.read(buf)
-		if errno == 0 {
-			break
-		}
-		left := time.Until(deadline)
-		if errno != unix.EAGAIN && errno != unix.EINTR {
-			return fmt.Errorf("cuse: CUSE_INIT: %w", errno)
-		}
-		if left <= 0 || s.closing.Load() {
-			return fmt.Errorf("cuse: no CUSE_INIT from the kernel: %w", unix.ETIMEDOUT)
-		}
-		s.ch.wait(left)
-	}
-	var h abi.FuseInHeader
-	var in abi.CuseInitIn
-	if !load(&h, buf[:n]) || h.Opcode != abi.CuseInit || int(h.Len) != n || !load(&in, buf[headerLen:n]) {
-		return fmt.Errorf("cuse: the kernel's first message (%d bytes) is not CUSE_INIT: %w", n, unix.EPROTO)
-	}
-	if in.Major != abi.FuseKernelVersion || in.Minor < minMinor {
-		s.sendError(h.Unique, unix.EPROTO)
-		return fmt.Errorf("cuse: this kernel speaks FUSE %d.%d; %d.%d (Linux 5.4) or a newer %d.x is needed: %w",
-			in.Major, in.Minor, abi.FuseKernelVersion, minMinor, abi.FuseKernelVersion, unix.EPROTONOSUPPORT)
-	}
-
-	var m struct {
-		h abi.FuseOutHeader
-		b abi.CuseInitOut
-	}
-	m.b.Major = abi.FuseKernelVersion
-	m.b.Minor = min(in.Minor, abi.FuseKernelMinorVersion)
-	m.b.Flags = in.Flags & abi.CuseUnrestrictedIoctl
-	m.b.MaxRead = uint32(s.cfg.MaxWrite)
-	m.b.MaxWrite = uint32(s.cfg.MaxWrite)
-	msg := append(bytesOf(&m), "DEVNAME="+s.cfg.Name+"\x00"...)
-	putHeader(msg, h.Unique, 0)
-	if errno := s.ch.write(msg); errno != 0 {
-		return fmt.Errorf("cuse: CUSE_INIT reply: %w", errno)
-	}
-	// The kernel makes the device inside that write, and can only refuse by
-	// ending the session (cuse_process_init_reply).
-	if s.ch.wait(0)&(unix.POLLERR|unix.POLLHUP) != 0 {
-		return fmt.Errorf("cuse: the kernel did not create /dev/%s; is it there already? (see dmesg): %w", s.cfg.Name, unix.EEXIST)
-	}
-	return nil
 }
 
 // Serve runs the session until Close, and then returns nil, or until the kernel
@@ -176,7 +130,7 @@ func (s *Session) fail(errno unix.Errno) {
 		return
 	}
 	select {
-	case s.failed <- fmt.Errorf("cuse: /dev/%s: the kernel ended the session: %w", s.cfg.Name, errno):
+	case s.failed <- fmt.Errorf("cuse: %s: the kernel ended the session: %w", s.what, errno):
 	default:
 	}
 }

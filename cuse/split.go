@@ -10,36 +10,58 @@ import (
 )
 
 // split is a long command of which some pieces have come. The kernel sends a
-// write() of more than max_write bytes or 32 pages as several WRITEs, one after
-// the other's reply, from the same thread (fs/fuse/file.c, fuse_direct_io). CUSE
-// starts every write() at position 0 (cuse_write_iter), so a piece's offset is
-// what the earlier ones had. A piece can end anywhere: an unaligned buffer spans
-// one page more.
+// write() of more than max_write bytes or max_pages pages as several WRITEs, one
+// after the other's reply, from the same thread (fs/fuse/file.c, fuse_direct_io).
+// A piece can end anywhere: an unaligned buffer spans one page more.
+//
+// CUSE starts every write() at position 0 (cuse_write_iter), so a piece's offset
+// is what the earlier ones had. A file of a mounted file system has a position,
+// which the client can set to anything: there a piece is the next one if it goes
+// on where the last one ended and is as long as a next one must be.
 //
 // The kernel reports an error in a later piece as a short write, since it
 // returns what went before; nothing can be done about that here.
 type split struct {
-	buf  []byte // its capacity is the whole command, and charged to the user
-	last time.Time
+	buf   []byte // its capacity is the whole command, and charged to the user
+	start uint64 // the offset of its first byte
+	last  time.Time
+}
+
+// goesOn says whether n bytes at offset can be sp's next piece. A thread that got
+// a short write() for a long one (its buffer ended in an unmapped page) writes its
+// next command where the next piece would have been; all but the last are as long
+// as least, and the last has just what is missing. A long command there can still
+// be taken for a piece; the harm is that thread's own.
+func (sp *split) goesOn(offset uint64, n, least int) bool {
+	left := cap(sp.buf) - len(sp.buf)
+	return offset == sp.start+uint64(len(sp.buf)) && (n == left || n < left && n >= least)
 }
 
 // join adds one piece. It returns the data to be handled, or false when the
 // piece was kept or refused, and answered.
 func (s *Session) join(r Request, framer Framer, in *abi.FuseWriteIn, data []byte) ([]byte, bool) {
-	if in.Offset != 0 {
-		return s.joinNext(r, in.Offset, data)
+	f := r.st.f
+	s.mu.Lock()
+	sp := f.splits[r.tid]
+	next := in.Offset != 0
+	if s.tree != nil {
+		next = sp != nil && sp.goesOn(in.Offset, len(data), s.pieceMin())
 	}
+	if next {
+		delete(f.splits, r.tid) // nobody else's while it is worked on
+		s.mu.Unlock()
+		return s.joinNext(r, sp, in.Offset, data)
+	}
+	s.dropSplitLocked(f, r.tid) // the thread gave up on an earlier command
+	s.mu.Unlock()
 	whole := 0
 	if len(data) >= s.pieceMin() {
 		whole = framer.WholeSize(data)
 	}
-	f := r.st.f
-	s.mu.Lock()
-	s.dropSplitLocked(f, r.tid) // the thread gave up on an earlier command
 	if whole <= len(data) {
-		s.mu.Unlock()
 		return data, true
 	}
+	s.mu.Lock()
 	errno := unix.Errno(0)
 	switch {
 	case whole > maxWhole:
@@ -54,26 +76,22 @@ func (s *Session) join(r Request, framer Framer, in *abi.FuseWriteIn, data []byt
 		r.ReplyError(errno)
 		return nil, false
 	}
-	sp := &split{buf: append(make([]byte, 0, whole), data...), last: time.Now()}
+	sp = &split{buf: append(make([]byte, 0, whole), data...), start: in.Offset, last: time.Now()}
 	s.keep(r, sp)
 	r.ReplyWrite(len(data))
 	return nil, false
 }
 
 // pieceMin is how long the first piece of a long write() is at least: a request
-// takes piecePages pages and MaxWrite bytes, and its first page may have only one
+// takes s.pages pages and MaxWrite bytes, and its first page may have only one
 // byte of it. What is shorter is a whole command, whatever its header says.
 func (s *Session) pieceMin() int {
-	return min(s.cfg.MaxWrite, (piecePages-1)*os.Getpagesize()+1)
+	return min(s.cfg.MaxWrite, (s.pages-1)*os.Getpagesize()+1)
 }
 
-func (s *Session) joinNext(r Request, offset uint64, data []byte) ([]byte, bool) {
+func (s *Session) joinNext(r Request, sp *split, offset uint64, data []byte) ([]byte, bool) {
 	f := r.st.f
-	s.mu.Lock()
-	sp := f.splits[r.tid]
-	delete(f.splits, r.tid) // nobody else's while it is worked on
-	s.mu.Unlock()
-	if sp == nil || offset != uint64(len(sp.buf)) || len(data) == 0 || len(data) > cap(sp.buf)-len(sp.buf) {
+	if sp == nil || offset != sp.start+uint64(len(sp.buf)) || len(data) == 0 || len(data) > cap(sp.buf)-len(sp.buf) {
 		s.uncharge(f, sp)
 		r.ReplyError(unix.EINVAL)
 		return nil, false

@@ -8,9 +8,13 @@ import (
 	"github.com/uverbsd/uverbsd/abi"
 )
 
-// pieceMax: the kernel sends at most 32 pages at once (fs/fuse/fuse_i.h,
-// FUSE_DEFAULT_MAX_PAGES_PER_REQ).
-const pieceMax = 32 * 4096
+// The kernel sends at most 32 pages at once (fs/fuse/fuse_i.h,
+// FUSE_DEFAULT_MAX_PAGES_PER_REQ), for a mounted file system as many as the session
+// asks for.
+const (
+	pieceMax      = 32 * 4096
+	pieceMaxMount = 65 * 4096
+)
 
 // File is one open file, seen by one thread of a client. Thread makes another
 // thread's view of it.
@@ -18,6 +22,7 @@ type File struct {
 	TID, UID, GID uint32
 	Flags         uint32 // f_flags: O_NONBLOCK
 	Fh            uint64
+	Pos           uint64 // where the next write() goes; stays 0 for a device
 	k             *Kernel
 }
 
@@ -36,6 +41,19 @@ func (k *Kernel) OpenAsync(tid, uid, gid, flags uint32) *Pending {
 	return k.start(abi.FuseOpen, tid, uid, gid, 0, bytesOf(&in))
 }
 
+// OpenNode opens an inode of a mounted file system, and returns the whole answer
+// too.
+func (k *Kernel) OpenNode(node uint64, tid, uid, gid, flags uint32) (*File, abi.FuseOpenOut, unix.Errno) {
+	in := abi.FuseOpenIn{Flags: flags}
+	var out abi.FuseOpenOut
+	body, errno := k.startNode(node, abi.FuseOpen, tid, uid, gid, 0, bytesOf(&in)).Wait()
+	if errno != 0 {
+		return nil, out, errno
+	}
+	copy(bytesOf(&out), body)
+	return &File{TID: tid, UID: uid, GID: gid, Flags: flags, Fh: out.Fh, k: k}, out, 0
+}
+
 // Thread is the same open file used by another thread.
 func (f *File) Thread(tid uint32) *File {
 	g := *f
@@ -50,10 +68,14 @@ func (f *File) Write(b []byte) (int, unix.Errno) { return f.WriteAt(b, 0) }
 // WriteAt is Write from a buffer that starts at this offset into a page, so that
 // the first piece is shorter.
 func (f *File) WriteAt(b []byte, inPage int) (int, unix.Errno) {
-	done := 0
+	done, most, start := 0, pieceMax, uint64(0)
+	if f.k.raw.mounted {
+		most, start = pieceMaxMount, f.Pos
+		defer func() { f.Pos = start + uint64(done) }()
+	}
 	for {
-		n := min(len(b)-done, pieceMax-(inPage+done)%4096)
-		got, errno := f.Piece(uint64(done), b[done:done+n])
+		n := min(len(b)-done, most-(inPage+done)%4096)
+		got, errno := f.Piece(start+uint64(done), b[done:done+n])
 		if errno != 0 {
 			if done > 0 {
 				return done, 0

@@ -49,6 +49,7 @@ type Kernel struct {
 	calls    map[uint64]*call
 	answered map[uint64]bool // for telling a second reply from an unknown one
 	notified map[uint64]int  // by kh
+	dropped  map[string]int  // names, by INVAL_ENTRY
 	change   *sync.Cond      // calls or notified
 	closed   bool
 	unread   bool // closed with requests in the channel, which need no reply
@@ -68,10 +69,23 @@ type call struct {
 // the test ends.
 func New(t testing.TB, h cuse.Handler, cfg cuse.Config) *Kernel {
 	t.Helper()
+	return serve(t, NewRaw(t, h, cfg))
+}
+
+// NewMounted is New for the session of a mounted file system. Its files are opened
+// with OpenNode, and have a position.
+func NewMounted(t testing.TB, tree cuse.Tree, cfg cuse.Config) *Kernel {
+	t.Helper()
+	return serve(t, NewRawMounted(t, tree, cfg))
+}
+
+func serve(t testing.TB, raw *Raw) *Kernel {
+	t.Helper()
 	k := &Kernel{
-		t: t, raw: NewRaw(t, h, cfg),
+		t: t, raw: raw,
 		served: make(chan error, 1), pumped: make(chan struct{}),
 		unique: 2, calls: map[uint64]*call{}, answered: map[uint64]bool{}, notified: map[uint64]int{},
+		dropped: map[string]int{},
 	}
 	k.change = sync.NewCond(&k.mu)
 	k.Session = k.raw.Session
@@ -204,6 +218,15 @@ func (k *Kernel) take(msg []byte) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	switch {
+	case unique == 0 && code == abi.FuseNotifyInvalEntry:
+		n := int(binary.NativeEndian.Uint32(body[8:]))
+		if len(body) != 16+n+1 || body[16+n] != 0 || binary.NativeEndian.Uint64(body) != abi.FuseRootID {
+			k.t.Errorf("cusetest: bad notification of %d bytes to drop a name", len(body))
+			return
+		}
+		k.dropped[string(body[16:16+n])]++
+		k.change.Broadcast()
+		return
 	case unique == 0:
 		if code != abi.FuseNotifyPoll || len(body) != 8 {
 			k.t.Errorf("cusetest: bad notification %d with %d bytes", code, len(body))
@@ -257,6 +280,12 @@ func (c *call) fits(n int) bool {
 		return n <= c.size
 	case abi.FuseWrite, abi.FusePoll:
 		return n == 8
+	case abi.FuseLookup:
+		return n == 128
+	case abi.FuseGetattr, abi.FuseSetattr:
+		return n == 104
+	case abi.FuseStatfs:
+		return n == 80
 	}
 	return n == 0
 }
@@ -288,6 +317,22 @@ func (p *Pending) Wait() ([]byte, unix.Errno) {
 // start sends a request. With the session closed it fails as an open file of a
 // dead CUSE device does.
 func (k *Kernel) start(op, tid, uid, gid uint32, size int, parts ...[]byte) *Pending {
+	return k.startNode(abi.FuseRootID, op, tid, uid, gid, size, parts...)
+}
+
+// Ask sends a request about an inode and waits.
+func (k *Kernel) Ask(op uint32, node uint64, body ...[]byte) ([]byte, unix.Errno) {
+	return k.startNode(node, op, 1, 0, 0, 0, body...).Wait()
+}
+
+// Dropped says how often the session had a name dropped.
+func (k *Kernel) Dropped(name string) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.dropped[name]
+}
+
+func (k *Kernel) startNode(node uint64, op, tid, uid, gid uint32, size int, parts ...[]byte) *Pending {
 	c := &call{op: op, size: size, done: make(chan struct{})}
 	k.sending.RLock()
 	defer k.sending.RUnlock()
@@ -302,7 +347,7 @@ func (k *Kernel) start(op, tid, uid, gid uint32, size int, parts ...[]byte) *Pen
 	u := k.unique
 	k.calls[u] = c
 	k.mu.Unlock()
-	msg := Message(abi.FuseInHeader{Opcode: op, Unique: u, Nodeid: 1, UID: uid, GID: gid, PID: tid}, parts...)
+	msg := Message(abi.FuseInHeader{Opcode: op, Unique: u, Nodeid: node, UID: uid, GID: gid, PID: tid}, parts...)
 	if err := k.raw.Send(msg); err != nil {
 		k.mu.Lock()
 		if k.calls[u] != nil {

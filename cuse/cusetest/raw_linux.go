@@ -40,6 +40,7 @@ func pair(t testing.TB) (ours int, ch *cuse.Channel) {
 type Raw struct {
 	Session *cuse.Session
 	FD      int // blocking; closed by Close
+	mounted bool
 }
 
 // NewRaw makes a session and the other end of its channel. Close is the caller's.
@@ -50,6 +51,16 @@ func NewRaw(t testing.TB, h cuse.Handler, cfg cuse.Config) *Raw {
 	}
 	fd, ch := pair(t)
 	return &Raw{Session: cuse.New(ch, h, cfg), FD: fd}
+}
+
+// NewRawMounted is NewRaw for the session of a mounted file system.
+func NewRawMounted(t testing.TB, tree cuse.Tree, cfg cuse.Config) *Raw {
+	t.Helper()
+	if cfg.Name == "" {
+		cfg.Name = "ctx-0"
+	}
+	fd, ch := pair(t)
+	return &Raw{Session: cuse.NewMounted(ch, tree, cfg), FD: fd, mounted: true}
 }
 
 // Send sends one message as the kernel would.
@@ -75,9 +86,28 @@ func (k *Raw) SendInit(major, minor uint32) error {
 	return k.Send(Message(abi.FuseInHeader{Opcode: abi.CuseInit, Unique: 2}, bytesOf(&in)))
 }
 
-// Handshake does a whole one, as Linux 6.1.
+// SendFuseInit asks a mounted session for a handshake.
+func (k *Raw) SendFuseInit(in abi.FuseInitIn) error {
+	return k.Send(Message(abi.FuseInHeader{Opcode: abi.FuseInit, Unique: 2}, bytesOf(&in)))
+}
+
+// PassthroughInit is what a kernel that has passthrough says.
+func PassthroughInit() abi.FuseInitIn {
+	return abi.FuseInitIn{
+		Major: abi.FuseKernelVersion, Minor: abi.FusePassthroughMinor, MaxReadahead: 1 << 17,
+		Flags: abi.FuseInitExt | abi.FuseMaxPages | abi.FuseBigWrites | abi.FuseParallelDirops, Flags2: abi.FuseInit2Passthrough,
+	}
+}
+
+// Handshake does a whole one, as Linux 6.1; for a mounted file system as 6.9.
 func (k *Raw) Handshake() error {
-	if err := k.SendInit(abi.FuseKernelVersion, abi.FuseKernelMinorVersion); err != nil {
+	var err error
+	if k.mounted {
+		err = k.SendFuseInit(PassthroughInit())
+	} else {
+		err = k.SendInit(abi.FuseKernelVersion, abi.FuseKernelMinorVersion)
+	}
+	if err != nil {
 		return err
 	}
 	if err := k.Session.Handshake(); err != nil {
@@ -86,7 +116,7 @@ func (k *Raw) Handshake() error {
 	var buf [256]byte
 	n, err := k.Recv(buf[:])
 	if err == nil && (n < 16 || binary.NativeEndian.Uint32(buf[4:]) != 0) {
-		err = fmt.Errorf("cusetest: bad CUSE_INIT reply % x", buf[:n])
+		err = fmt.Errorf("cusetest: bad INIT reply % x", buf[:n])
 	}
 	return err
 }
