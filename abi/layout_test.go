@@ -231,3 +231,47 @@ int main(void) { return 0; }
 		t.Errorf("CompareAdd at %d", at)
 	}
 }
+
+func TestRXELayout(t *testing.T) {
+	compareLayouts(t, []string{"rdma/rdma_user_rxe.h"}, []cStruct{
+		{"rxe_queue_buf", RXEQueueBuf{}, words("log2_elem_size index_mask pad_1 producer_index pad_2 consumer_index pad_3")},
+		{"mminfo", RXEMMInfo{}, words("offset size pad")},
+		{"rxe_create_cq_resp", RXEMMInfo{}, words("mi.offset mi.size mi.pad")},
+		{"rxe_resize_cq_resp", RXEMMInfo{}, words("mi.offset mi.size mi.pad")},
+		{"rxe_create_qp_resp", RXECreateQPResp{}, words("rq_mi sq_mi")},
+		{"rxe_create_srq_resp", RXECreateSRQResp{}, words("mi srq_num reserved")},
+		{"rxe_create_ah_resp", RXECreateAHResp{}, words("ah_num reserved")},
+		{"rxe_modify_srq_cmd", RXEModifySRQ{}, words("mmap_info_addr")},
+		{"rxe_sge", RXESGE{}, words("addr length lkey")},
+		{"rxe_dma_info", RXEDMAInfo{}, words("length resid cur_sge num_sge sge_offset reserved")},
+		{"rxe_send_wr", RXESendWR{}, words("wr_id reserved opcode send_flags ex wr")},
+		{"rxe_send_wqe", RXESendWQE{}, words("wr status state iova mask first_psn last_psn ack_length ssn has_rd_atomic dma")},
+		{"rxe_recv_wqe", RXERecvWQE{}, words("wr_id reserved padding dma")},
+	})
+}
+
+// The forms of rxe_send_wr's union, whose structs have no names in C.
+func TestRXEUnion(t *testing.T) {
+	var src strings.Builder
+	src.WriteString("#include <stddef.h>\n#include <rdma/rdma_user_rxe.h>\n")
+	at := func(form, c string, off uintptr) {
+		fmt.Fprintf(&src, "_Static_assert(offsetof(struct rxe_send_wr, wr.%s.%s) == %d, \"%s.%s\");\n",
+			form, c, unsafe.Offsetof(RXESendWR{}.WR)+off, form, c)
+	}
+	for _, f := range []cStruct{
+		{"rdma", RXERDMAWR{}, words("remote_addr rkey reserved")},
+		{"atomic", RXEAtomicWR{}, words("remote_addr compare_add swap rkey reserved")},
+		{"ud", RXEUDWR{}, words("remote_qpn remote_qkey pkey_index reserved ah_num pad av")},
+		{"mw", RXEMWWR{}, words("addr length mr_lkey mw_rkey rkey access")},
+	} {
+		typ := reflect.TypeOf(f.v)
+		if typ.NumField() != len(f.members) {
+			t.Fatalf("%s: %d fields, %d members named", f.c, typ.NumField(), len(f.members))
+		}
+		for i, m := range f.members {
+			at(f.c, m, typ.Field(i).Offset)
+		}
+	}
+	src.WriteString("_Static_assert(sizeof(struct rxe_av) == 88, \"rxe_av\");\nint main(void) { return 0; }\n")
+	runC(t, src.String())
+}

@@ -113,7 +113,7 @@ func resizeCQ(c *call, in *abi.ResizeCQ, out *abi.ResizeCQResp) error {
 	cq.resizing.Lock() // two resizes share the handle; what is paid must be what is had
 	defer cq.resizing.Unlock()
 	cost := objectBytes + queueBytes(in.CQE, cqeBytes)
-	if err := c.f.recharge(o, cost, func() error { return cq.hca.Resize(int(in.CQE)) }); err != nil {
+	if err := c.f.recharge(o, cost, func() error { return cq.hca.Resize(int(in.CQE), nil) }); err != nil {
 		return err
 	}
 	out.CQE = uint32(cq.hca.Entries())

@@ -101,7 +101,7 @@ func modifySRQ(c *call, in *abi.ModifySRQ) error {
 	}
 	srq, mask := o.Value.(*srqObject), hca.SRQAttrMask(in.AttrMask)
 	if mask&hca.SRQMaxWR == 0 {
-		err = srq.hca.Modify(hca.SRQAttr{Limit: in.SRQLimit}, mask)
+		err = srq.hca.Modify(hca.SRQAttr{Limit: in.SRQLimit}, mask, nil)
 	} else {
 		err = c.resizeSRQ(o, srq, in, mask)
 	}
@@ -124,7 +124,7 @@ func (c *call) resizeSRQ(o *idr.Object, srq *srqObject, in *abi.ModifySRQ, mask 
 	defer srq.resizing.Unlock()
 	cost := objectBytes + srqBytes(in.MaxWR, srq.maxSGE)
 	return c.f.recharge(o, cost, func() error {
-		return srq.hca.Modify(hca.SRQAttr{MaxWR: in.MaxWR, Limit: in.SRQLimit}, mask)
+		return srq.hca.Modify(hca.SRQAttr{MaxWR: in.MaxWR, Limit: in.SRQLimit}, mask, nil)
 	})
 }
 

@@ -227,6 +227,9 @@ type CQInit struct {
 	Entries int // at least this many; 1 … DeviceAttr.MaxCQE, checked by the driver (EINVAL)
 	Vector  int
 	Handler CQHandler
+	// Queue takes the completions, and the client itself takes them out of it:
+	// Poll and Await find nothing. nil: the device's own.
+	Queue CompQueue
 }
 
 // CQ is a completion queue. Poll and ReqNotify never sleep.
@@ -244,7 +247,10 @@ type CQ interface {
 	// called any more.
 	Await(w Waiter) bool
 	Cancel(w Waiter) bool
-	Resize(entries int) error // OpResizeCQ; EINVAL if more are queued
+	// Resize is OpResizeCQ; EINVAL if more are queued. to takes a mapped queue's
+	// place, with what is queued, and is nil of any other; the old one is the
+	// caller's again, on error to is.
+	Resize(entries int, to CompQueue) error
 	// Modify is modify_cq (OpModifyCQ): an armed handler is called when count
 	// completions that it was armed for have come or period microseconds have
 	// passed since the first of them, whichever is earlier, and when the queue is
@@ -272,6 +278,9 @@ type SRQInit struct {
 	// it are under way, and waits for them as QP.Close does.
 	XRCD XRCD
 	CQ   CQ
+	// RQ is where the client writes receives, for PostRecv takes none; nil: the
+	// device's own.
+	RQ RecvQueue
 }
 
 // SRQAttr is struct ib_srq_attr.
@@ -293,7 +302,9 @@ type SRQ interface {
 	Num() uint32
 	// Attr reports the actual sizes; Limit is 0 once it has fired.
 	Attr() SRQAttr
-	Modify(a SRQAttr, m SRQAttrMask) error
+	// to takes a mapped queue's place where m has SRQMaxWR, as in CQ.Resize; else it
+	// is nil.
+	Modify(a SRQAttr, m SRQAttrMask, to RecvQueue) error
 	// PostRecv queues wrs in order and returns how many were taken; err says
 	// why the next one was not (ENOMEM queue full, EINVAL too many SGEs).
 	PostRecv(wrs []RecvWR) (int, error)
@@ -313,6 +324,11 @@ type QPInit struct {
 	Cap            QPCap
 	SigAll         bool
 	Handler        QPHandler
+	// SQ and RQ are where the client writes its requests; nil: the device's own.
+	// There is no RQ beside an SRQ. The sizes of a mapped queue count instead of
+	// Cap's, but for MaxRecvSGE.
+	SQ SendQueue
+	RQ RecvQueue
 }
 
 // QPCap is struct ib_qp_cap; the driver returns what it really gave, at least
@@ -335,6 +351,10 @@ type QP interface {
 	// or RTR; opcode; SGE count), ENOMEM (queue full). In SQE or ERR they are
 	// taken and flushed. It moves no payload: the caller calls Run after it has
 	// answered its client. Nothing of wrs is kept.
+	//
+	// With a mapped send queue it is the doorbell, wrs is not looked at (rxe_post_send
+	// of a user's QP), and what is no request completes with WCLocQPOpErr in its turn.
+	// PostRecv takes nothing where receives are mapped: EINVAL.
 	PostSend(wrs []SendWR) (int, error)
 	PostRecv(wrs []RecvWR) (int, error)
 	// Run does what is queued on this QP and what its new receives allow its

@@ -417,6 +417,9 @@ const (
 	OpSendInv
 	OpMaskedAtomicCmpSwap  SendOpcode = 12
 	OpMaskedAtomicFetchAdd SendOpcode = 13
+	// OpInvalid is no opcode: what a mapped send queue makes of what is no request.
+	// It fails in its turn.
+	OpInvalid SendOpcode = 1<<32 - 1
 )
 
 // SendFlags is enum ib_send_flags.

@@ -168,7 +168,7 @@ func testCallbacksElsewhere(t *testing.T, p Pair) {
 		verb("PostRecv in ERR", recv(a, 1))
 		signal(t, w.comp, "wake")
 	}
-	verb("PostRecv beyond the CQ", recv(a, 5))
+	verb("PostRecv beyond the CQ", recv(a, a.rcq.Entries()+1))
 	event(t, w.ev, hca.EventCQErr)
 
 	a, _ = fresh()
@@ -187,7 +187,7 @@ func testCallbacksElsewhere(t *testing.T, p Pair) {
 		verb("Modify of a CQ", func() error { return a.rcq.Modify(2, 0) })
 		verb("PostRecv", recv(a, 1))
 		verb("Modify to ERR", toErr(a))
-		verb("Resize", func() error { return a.rcq.Resize(1) }) // full: it is told
+		verb("Resize", func() error { return a.rcq.Resize(1, nil) }) // full: it is told
 		signal(t, w.comp, "completion of a full CQ")
 		verb("ReqNotify", func() error { a.rcq.ReqNotify(hca.NotifyNextComp); return nil })
 	}

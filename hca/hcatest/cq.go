@@ -238,18 +238,18 @@ func testResize(t *testing.T, p Pair) {
 	put(0, 6)
 	take(t, b.rcq, 3)
 	put(6, 5) // the ring has wrapped
-	wantErrno(t, b.rcq.Resize(7), unix.EINVAL)
-	wantErrno(t, b.rcq.Resize(0), unix.EINVAL)
-	wantErrno(t, b.rcq.Resize(int(p.B.Attr().MaxCQE)+1), unix.EINVAL)
-	must(t, b.rcq.Resize(8))
-	must(t, b.rcq.Resize(40))
+	wantErrno(t, b.rcq.Resize(7, nil), unix.EINVAL)
+	wantErrno(t, b.rcq.Resize(0, nil), unix.EINVAL)
+	wantErrno(t, b.rcq.Resize(int(p.B.Attr().MaxCQE)+1, nil), unix.EINVAL)
+	must(t, b.rcq.Resize(8, nil))
+	must(t, b.rcq.Resize(40, nil))
 	put(11, 32)
 	for i, wc := range take(t, b.rcq, 40) {
 		if wc.ID != uint64(3+i) {
 			t.Fatalf("completion %d has id %d", i, wc.ID)
 		}
 	}
-	must(t, b.rcq.Resize(1))
+	must(t, b.rcq.Resize(1, nil))
 	if n := b.rcq.Entries(); n != 1 {
 		t.Errorf("%d entries", n)
 	}

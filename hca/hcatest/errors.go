@@ -3,6 +3,8 @@ package hcatest
 import (
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/uverbsd/uverbsd/hca"
 )
 
@@ -204,5 +206,26 @@ func testDeregistered(t *testing.T, p Pair) {
 	must(t, mr.Close())
 	b.postRecv(2, b.sge(0, 8))
 	one(t, a.scq, 1, hca.WCLocProtErr)
+	none(t, b.rcq)
+}
+
+// refused: a new pair's request w is not posted, EINVAL, or, from a mapped queue,
+// fails in its turn.
+func refused(t *testing.T, p Pair, o opts, name string, w func(a, b *end) hca.SendWR) {
+	t.Helper()
+	a, b := pair(t, p, o)
+	wr := w(a, b)
+	wr.ID = 77
+	n, err := a.qp.PostSend([]hca.SendWR{wr})
+	a.qp.Run()
+	switch {
+	case err != nil && n == 0:
+		wantErrno(t, err, unix.EINVAL)
+		none(t, a.scq)
+	case err == nil && p.Mapped:
+		one(t, a.scq, 77, hca.WCLocQPOpErr)
+	default:
+		t.Errorf("%s: %d posted: %v", name, n, err)
+	}
 	none(t, b.rcq)
 }

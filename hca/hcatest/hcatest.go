@@ -14,7 +14,12 @@ import (
 )
 
 // Pair is two devices that reach each other; they may be one and the same.
-type Pair struct{ A, B hca.Device }
+type Pair struct {
+	A, B hca.Device
+	// Mapped: their clients write requests into mapped queues, where not everything
+	// is looked at that a post is refused for. It then fails in its turn.
+	Mapped bool
+}
 
 // Run runs the suite. open makes a fresh pair and registers its cleanup with t.
 func Run(t *testing.T, open func(t testing.TB) Pair) {

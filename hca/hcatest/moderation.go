@@ -157,11 +157,11 @@ func testModerationFull(t *testing.T, p Pair) {
 	signal(t, b.rev.comp, "completion")
 	if p.B.Ops().Has(hca.OpResizeCQ) {
 		take(t, b.rcq, n)
-		must(t, b.rcq.Resize(8))
+		must(t, b.rcq.Resize(8, nil))
 		b.rcq.ReqNotify(hca.NotifyNextComp)
-		msgs(t, a, b, 2, 0)
+		msgs(t, a, b, 3, 0)
 		quiet(t, b.rev.comp, "completion")
-		must(t, b.rcq.Resize(2))
+		must(t, b.rcq.Resize(3, nil))
 		signal(t, b.rev.comp, "completion")
 	}
 }
@@ -225,7 +225,7 @@ func testModerationCloses(t *testing.T, p Pair) {
 		w.SGE[0].LKey = 0 // completes at once, in error
 		e.postSend(w)
 		if p.B.Ops().Has(hca.OpResizeCQ) {
-			must(t, cq.Resize(32))
+			must(t, cq.Resize(32, nil))
 		}
 		must(t, q.Close())
 		must(t, cq.Close())

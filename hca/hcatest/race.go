@@ -171,7 +171,7 @@ func testConcurrentVerbs(t *testing.T, p Pair) {
 	stop, stopVerbs := traffic(a, b), repeat(
 		func() { a.qp.Query() },
 		func() { _ = a.qp.Modify(&hca.QPAttr{MinRNRTimer: 3}, hca.QPMaskMinRNRTimer) },
-		func() { _ = a.scq.Resize(600) },
+		func() { _ = a.scq.Resize(600, nil) },
 		func() { a.scq.ReqNotify(hca.NotifyNextComp) },
 		func() { _, _ = p.A.Counters(1) },
 		func() {

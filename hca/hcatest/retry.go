@@ -117,7 +117,7 @@ func testNoPeer(t *testing.T, p Pair) {
 		"type":  func(a, b *end, at *hca.QPAttr) { at.DestQPN = newEnd(t, p.B, udOpts()).qp.Num() },
 		"state": func(a, b *end, at *hca.QPAttr) { at.DestQPN = newEnd(t, p.B, defaults()).qp.Num() },
 		"other": func(a, b *end, at *hca.QPAttr) { // connected to somebody else
-			c, _ := pair(t, Pair{p.B, p.A}, defaults())
+			c, _ := pair(t, Pair{A: p.B, B: p.A, Mapped: p.Mapped}, defaults())
 			at.DestQPN = c.qp.Num()
 		},
 	} {

@@ -141,10 +141,12 @@ func newEnd(t testing.TB, dev hca.Device, o opts) *end {
 	}
 	e.scq, err = e.ctx.CreateCQ(hca.CQInit{Entries: o.cqe, Handler: e.sev})
 	must(t, err)
-	t.Cleanup(func() { must(t, e.scq.Close()) })
+	scq := e.scq // a test may put another in its place
+	t.Cleanup(func() { must(t, scq.Close()) })
 	e.rcq, err = e.ctx.CreateCQ(hca.CQInit{Entries: o.cqe, Handler: e.rev})
 	must(t, err)
-	t.Cleanup(func() { must(t, e.rcq.Close()) })
+	rcq := e.rcq
+	t.Cleanup(func() { must(t, rcq.Close()) })
 	if o.typ == tgt {
 		e.xrcd = o.xrcd
 		if e.xrcd == nil {

@@ -270,7 +270,7 @@ func testOverrunOfMany(t *testing.T, p Pair) {
 		t.Errorf("the other QP in state %d before it has a completion", other.state())
 	}
 	if p.A.Ops().Has(hca.OpResizeCQ) {
-		must(t, hub.scq.Resize(4*room)) // does not mend it
+		must(t, hub.scq.Resize(4*room, nil)) // does not mend it
 	}
 	other.postSend(other.rdma(hca.OpRDMAWrite, 100, 0, peers[1], 0, 8))
 	event(t, other.qev.ev, hca.EventQPFatal)
@@ -303,12 +303,12 @@ func testOverrunByFlush(t *testing.T, p Pair) {
 	e.rcq = cq
 	e.qp = e.newQP()
 	e.toInit()
-	for i := range uint64(8) {
+	for i := range uint64(cq.Entries()) + 4 {
 		e.postRecv(i)
 	}
 	e.setState(errS)
 	event(t, w.ev, hca.EventCQErr)
-	for i, wc := range take(t, cq, 4) {
+	for i, wc := range take(t, cq, cq.Entries()) {
 		if wc.ID != uint64(i) || wc.Status != hca.WCWRFlushErr {
 			t.Errorf("completion %d: %+v", i, wc)
 		}

@@ -75,7 +75,7 @@ func testSRQLimitEvent(t *testing.T, p Pair) {
 	for i := range 4 {
 		hub.postRecv(uint64(i), hub.sge(0, 64))
 	}
-	must(t, hub.srq.Modify(hca.SRQAttr{Limit: 3}, hca.SRQLimit))
+	must(t, hub.srq.Modify(hca.SRQAttr{Limit: 3}, hca.SRQLimit, nil))
 	c := cs[0]
 	c.postSend(c.send(1, 0, 8)) // 3 left: not below the limit
 	one(t, c.scq, 1, hca.WCSuccess)
@@ -146,16 +146,17 @@ func testSRQResize(t *testing.T, p Pair) {
 	for i := range 4 {
 		hub.postRecv(uint64(i), hub.sge(0, 8))
 	}
-	must(t, hub.srq.Modify(hca.SRQAttr{MaxWR: 40}, hca.SRQMaxWR))
-	for i := range 36 {
+	must(t, hub.srq.Modify(hca.SRQAttr{MaxWR: 40}, hca.SRQMaxWR, nil))
+	depth := hub.srq.Attr().MaxWR
+	for i := range depth - 4 {
 		hub.postRecv(uint64(4+i), hub.sge(0, 8))
 	}
 	wantErrno(t, errOf(hub.srq.PostRecv(make([]hca.RecvWR, 1))), unix.ENOMEM)
-	for i := range uint64(40) {
+	for i := range uint64(depth) {
 		cs[0].postSend(cs[0].send(i, 0, 8))
 		one(t, cs[0].scq, i, hca.WCSuccess)
 		one(t, hub.rcq, i, hca.WCSuccess)
 	}
-	must(t, hub.srq.Modify(hca.SRQAttr{MaxWR: 2}, hca.SRQMaxWR))
-	wantErrno(t, errOf(hub.srq.PostRecv(make([]hca.RecvWR, 3))), unix.ENOMEM)
+	must(t, hub.srq.Modify(hca.SRQAttr{MaxWR: 2}, hca.SRQMaxWR, nil))
+	wantErrno(t, errOf(hub.srq.PostRecv(make([]hca.RecvWR, hub.srq.Attr().MaxWR+1))), unix.ENOMEM)
 }

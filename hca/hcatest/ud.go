@@ -223,25 +223,36 @@ func testUDErrors(t *testing.T, p Pair) {
 }
 
 func testUDChecks(t *testing.T, p Pair) {
-	a, b := pair(t, p, udOpts())
-	other := newEnd(t, p.A, udOpts())
-	good := a.dgram(1, 0, 8, b, a.ah(b))
-	for name, f := range map[string]func(*hca.SendWR){
-		"no AH":       func(w *hca.SendWR) { w.AH = nil },
-		"AH's PD":     func(w *hca.SendWR) { w.AH = other.ah(b) },
-		"write":       func(w *hca.SendWR) { w.Opcode = hca.OpRDMAWrite },
-		"read":        func(w *hca.SendWR) { w.Opcode = hca.OpRDMARead },
-		"atomic":      func(w *hca.SendWR) { w.Opcode = hca.OpAtomicFetchAdd },
-		"send w. inv": func(w *hca.SendWR) { w.Opcode = hca.OpSendInv },
-		"bind":        func(w *hca.SendWR) { w.Opcode = hca.OpBindMW },
-		"local inv":   func(w *hca.SendWR) { w.Opcode = hca.OpLocalInv },
+	for name, f := range map[string]func(a, b *end, w *hca.SendWR){
+		"no AH":       func(_, _ *end, w *hca.SendWR) { w.AH = nil },
+		"AH's PD":     func(a, b *end, w *hca.SendWR) { w.AH = a.foreignAH(b) },
+		"write":       func(_, _ *end, w *hca.SendWR) { w.Opcode = hca.OpRDMAWrite },
+		"read":        func(_, _ *end, w *hca.SendWR) { w.Opcode = hca.OpRDMARead },
+		"atomic":      func(_, _ *end, w *hca.SendWR) { w.Opcode = hca.OpAtomicFetchAdd },
+		"send w. inv": func(_, _ *end, w *hca.SendWR) { w.Opcode = hca.OpSendInv },
+		"bind":        func(_, _ *end, w *hca.SendWR) { w.Opcode = hca.OpBindMW },
+		"local inv":   func(_, _ *end, w *hca.SendWR) { w.Opcode = hca.OpLocalInv },
 	} {
-		w := good
-		f(&w)
-		if _, err := a.qp.PostSend([]hca.SendWR{w}); err == nil {
-			t.Errorf("%s: posted", name)
-		}
+		refused(t, p, udOpts(), name, func(a, b *end) hca.SendWR {
+			w := a.dgram(1, 0, 8, b, a.ah(b))
+			f(a, b, &w)
+			return w
+		})
 	}
+}
+
+// foreignAH is an address handle of another PD of the same client.
+func (e *end) foreignAH(peer *end) hca.AH {
+	e.t.Helper()
+	pd, err := e.ctx.AllocPD()
+	must(e.t, err)
+	h, err := pd.CreateAH(e.attrTo(peer))
+	must(e.t, err)
+	e.t.Cleanup(func() {
+		must(e.t, h.Close())
+		must(e.t, pd.Close())
+	})
+	return h
 }
 
 func testUDMulticast(t *testing.T, p Pair) {

@@ -18,7 +18,7 @@ func (x *exec) claim(p *QP, n uint64) (v verdict, ok bool) {
 		r.mu.Unlock()
 		return x.busyPeer(), false
 	case !p.popLocked(x, n):
-		v = needRecv
+		v, x.polls = needRecv, p.mapsRecv || x.srq != nil && x.srq.mapped
 		if p.typ == hca.QPTypeUC {
 			r.count.dropped++
 			v = finished
@@ -171,5 +171,5 @@ func (x *exec) orphanLocked(p *QP) {
 		return
 	}
 	wc := hca.WC{ID: x.recv.id, Status: hca.WCRemInvReqErr, Opcode: hca.WCRecv, QPN: p.num}
-	p.recvCQ.push(&wc, true, &x.notes)
+	p.pushOwn(&wc, true, &x.notes)
 }

@@ -9,6 +9,10 @@ import (
 // perform executes the request in x, under no lock.
 func (x *exec) perform() (verdict, hca.WCStatus) {
 	q := x.q
+	if x.op == hca.OpInvalid {
+		x.length = 0
+		return finished, hca.WCLocQPOpErr
+	}
 	if isLocal(x.op) {
 		return x.local()
 	}
@@ -177,6 +181,9 @@ func (x *exec) send(p *QP) (verdict, hca.WCStatus) {
 // checkRecv checks a claimed receive against the message: what the receive is
 // to be completed with.
 func (x *exec) checkRecv(p *QP) hca.WCStatus {
+	if x.recv.bad { // RESPST_ERR_MALFORMED_WQE
+		return hca.WCLocQPOpErr
+	}
 	pd := x.peerPD(p)
 	if p.srq != nil {
 		pd = p.srq.pd

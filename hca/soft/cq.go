@@ -8,7 +8,7 @@ import (
 )
 
 // CQ is a completion queue: a ring that starts small and doubles up to what was
-// asked for.
+// asked for, or the client's mapped queue, which it empties itself.
 type CQ struct {
 	dev     *Device
 	handler hca.CQHandler
@@ -16,6 +16,8 @@ type CQ struct {
 
 	// mu guards what is below. Inside QP and SRQ locks; only leaves inside it.
 	mu      sync.Mutex
+	queue   hca.CompQueue // mapped; ring is then empty, and there are no waiters
+	out     hca.WC        // what queue.Push writes
 	ring    []hca.WC
 	entries int
 	head    int
@@ -44,6 +46,9 @@ func (c *UContext) CreateCQ(in hca.CQInit) (hca.CQ, error) {
 	if err := take(&d.nCQ, d.attr.MaxCQ, "create cq"); err != nil {
 		return nil, err
 	}
+	if in.Queue != nil {
+		return &CQ{dev: d, handler: in.Handler, queue: in.Queue, entries: in.Queue.Len()}, nil
+	}
 	return &CQ{
 		dev: d, handler: in.Handler, entries: in.Entries,
 		ring: make([]hca.WC, min(in.Entries, initialRing)),
@@ -57,7 +62,7 @@ func (d *Device) checkCQE(n int) error {
 	return nil
 }
 
-// Entries is what was asked for.
+// Entries is what was asked for, or what a mapped queue has.
 func (c *CQ) Entries() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,7 +77,7 @@ func (c *CQ) push(wc *hca.WC, solicited bool, n *notes) bool {
 	if c.closed {
 		return true
 	}
-	if c.failed || c.count == c.entries {
+	if c.failed || !c.putLocked(wc, solicited) {
 		if !c.failed {
 			c.failed = true
 			if c.handler != nil {
@@ -81,15 +86,6 @@ func (c *CQ) push(wc *hca.WC, solicited bool, n *notes) bool {
 		}
 		return false
 	}
-	if c.count == len(c.ring) {
-		c.resizeLocked(min(2*c.count, c.entries))
-	}
-	i := c.head + c.count
-	if i >= len(c.ring) {
-		i -= len(c.ring)
-	}
-	c.ring[i] = *wc
-	c.count++
 	if c.armed&hca.NotifyNextComp != 0 ||
 		c.armed&hca.NotifySolicited != 0 && (solicited || wc.Status != hca.WCSuccess) {
 		if c.mod == nil || c.holdLocked() {
@@ -103,6 +99,35 @@ func (c *CQ) push(wc *hca.WC, solicited bool, n *notes) bool {
 		n.add(c)
 	}
 	return true
+}
+
+// putLocked queues a completion; false if there is no room.
+func (c *CQ) putLocked(wc *hca.WC, solicited bool) bool {
+	if c.queue != nil {
+		c.out = *wc // or wc itself would escape
+		return c.queue.Push(&c.out, solicited)
+	}
+	if c.count == c.entries {
+		return false
+	}
+	if c.count == len(c.ring) {
+		c.resizeLocked(min(2*c.count, c.entries))
+	}
+	i := c.head + c.count
+	if i >= len(c.ring) {
+		i -= len(c.ring)
+	}
+	c.ring[i] = *wc
+	c.count++
+	return true
+}
+
+// queuedLocked is how many completions nobody has taken yet.
+func (c *CQ) queuedLocked() int {
+	if c.queue != nil {
+		return c.queue.Queued()
+	}
+	return c.count
 }
 
 // tellLocked ends the arm: the Completion is due.
@@ -176,14 +201,14 @@ func (c *CQ) ReqNotify(f hca.NotifyFlags) bool {
 	if c.armed&hca.NotifyNextComp == 0 {
 		c.armed = f & (hca.NotifySolicited | hca.NotifyNextComp)
 	}
-	return f&hca.ReportMissed != 0 && c.count > 0
+	return f&hca.ReportMissed != 0 && !c.closed && c.queuedLocked() > 0
 }
 
 // Await arms w, see hca.CQ. Close wakes an armed waiter.
 func (c *CQ) Await(w hca.Waiter) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.count > 0 || c.waiter != nil || c.closed || c.failed {
+	if c.count > 0 || c.waiter != nil || c.closed || c.failed || c.queue != nil {
 		return false
 	}
 	c.waiter = w
@@ -201,19 +226,29 @@ func (c *CQ) Cancel(w hca.Waiter) bool {
 	return true
 }
 
-// Resize: EINVAL for entries outside 1 … MaxCQE or fewer than are queued.
-func (c *CQ) Resize(entries int) error {
+// Resize: EINVAL for entries outside 1 … MaxCQE or fewer than are queued, and for a
+// mapped queue in the place of one that is not, or the other way round.
+func (c *CQ) Resize(entries int, to hca.CompQueue) error {
 	if err := c.dev.checkCQE(entries); err != nil {
 		return fmt.Errorf("resize cq: %w", err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if entries < c.count {
+	switch {
+	case c.closed || (to == nil) != (c.queue == nil):
+		return fmt.Errorf("resize cq: closed, or not mapped alike: %w", einval)
+	case to != nil:
+		if !c.queue.MoveTo(to) {
+			return fmt.Errorf("resize cq: more than %d entries are queued: %w", to.Len(), einval)
+		}
+		c.queue, c.entries = to, to.Len()
+	case entries < c.count:
 		return fmt.Errorf("resize cq: %d entries are queued: %w", c.count, einval)
-	}
-	c.entries = entries
-	if len(c.ring) > entries {
-		c.resizeLocked(entries)
+	default:
+		c.entries = entries
+		if len(c.ring) > entries {
+			c.resizeLocked(entries)
+		}
 	}
 	if c.mod != nil {
 		c.tellIfDueLocked()

@@ -236,7 +236,7 @@ func (q *QP) completeDatagram(x *exec) {
 		case canReceive(q.r.state):
 			q.r.count.rxBytes += x.length
 			q.r.count.rxPkts++
-			ok = q.recvCQ.push(&x.wc, x.flags&hca.SendSolicited != 0, &x.notes)
+			ok = q.pushOwn(&x.wc, x.flags&hca.SendSolicited != 0, &x.notes)
 		}
 	}
 	q.r.mu.Unlock()

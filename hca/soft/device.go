@@ -22,6 +22,11 @@ type Config struct {
 	VendorID, VendorPartID uint32
 	// Limits; each is at most what DefaultAttr says.
 	MaxQP, MaxQPWR, MaxCQ, MaxCQE, MaxMR, MaxMW, MaxPD, MaxAH, MaxSRQ uint32
+	// MaxSRQSGE likewise.
+	MaxSRQSGE uint32
+	// Without are optional methods that the device does not have, because its
+	// provider's library could not use them.
+	Without hca.OpSet
 	// BindMW reports the capabilities of memory windows. The engine binds them in
 	// any case; but not every provider's queues carry such requests, and those
 	// that go through write() do not.
@@ -49,6 +54,7 @@ const (
 // Device is a software HCA with one port, whose link layer is its fabric's.
 type Device struct {
 	attr   hca.DeviceAttr
+	ops    hca.OpSet
 	fabric *loop.Fabric
 	port   *loop.Port
 	gids   [gidTableLen]hca.GID // of the port; constant, zeros where it has none
@@ -133,7 +139,9 @@ const odpDatagram = hca.ODPSend | hca.ODPRecv | hca.ODPSRQRecv
 // CURR_QP_STATE_MOD, PORT_ACTIVE_EVENT, SYS_IMAGE_GUID, RC_RNR_NAK_GEN,
 // SRQ_RESIZE (enum ib_device_cap_flags), as the kernel's software drivers, and
 // XRC.
-const capFlags = 1<<1 | 1<<2 | 1<<6 | 1<<7 | 1<<10 | 1<<11 | 1<<12 | 1<<13 | 1<<20
+const capFlags = 1<<1 | 1<<2 | 1<<6 | 1<<7 | 1<<10 | 1<<11 | 1<<12 | 1<<13 | capXRC
+
+const capXRC = 1 << 20
 
 // capWindows: MEM_WINDOW and MEM_WINDOW_TYPE_2B, as rxe. They promise a client that
 // it can bind, see Config.BindMW.
@@ -141,7 +149,7 @@ const capWindows = 1<<17 | 1<<24
 
 // New attaches a device to the fabric, with its port up.
 func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
-	d := &Device{fabric: fabric, contexts: make(map[*UContext]struct{}), parties: make(map[any]*party), nobody: newParty()}
+	d := &Device{fabric: fabric, ops: Ops &^ cfg.Without, contexts: make(map[*UContext]struct{}), parties: make(map[any]*party), nobody: newParty()}
 	d.up.Store(true)
 	a := DefaultAttr()
 	a.NodeGUID, a.SysImageGUID = cfg.GUID, cfg.GUID
@@ -149,6 +157,12 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 	a.BoardID, a.VendorID, a.VendorPartID = cfg.BoardID, cfg.VendorID, cfg.VendorPartID
 	if cfg.BindMW {
 		a.CapFlags |= capWindows
+	}
+	if cfg.Without.Has(hca.OpXRC) {
+		a.CapFlags &^= capXRC
+	}
+	if cfg.Without.Has(hca.OpModifyCQ) {
+		a.MaxCQCount, a.MaxCQPeriod = 0, 0
 	}
 	for _, l := range []struct {
 		to   *uint32
@@ -158,7 +172,7 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 		{&a.MaxQP, cfg.MaxQP, "MaxQP"}, {&a.MaxQPWR, cfg.MaxQPWR, "MaxQPWR"},
 		{&a.MaxCQ, cfg.MaxCQ, "MaxCQ"}, {&a.MaxCQE, cfg.MaxCQE, "MaxCQE"},
 		{&a.MaxMR, cfg.MaxMR, "MaxMR"}, {&a.MaxMW, cfg.MaxMW, "MaxMW"}, {&a.MaxPD, cfg.MaxPD, "MaxPD"},
-		{&a.MaxAH, cfg.MaxAH, "MaxAH"}, {&a.MaxSRQ, cfg.MaxSRQ, "MaxSRQ"},
+		{&a.MaxAH, cfg.MaxAH, "MaxAH"}, {&a.MaxSRQ, cfg.MaxSRQ, "MaxSRQ"}, {&a.MaxSRQSGE, cfg.MaxSRQSGE, "MaxSRQSGE"},
 	} {
 		if l.want > *l.to {
 			return nil, fmt.Errorf("new device: %s %d is over %d: %w", l.name, l.want, *l.to, einval)
@@ -200,12 +214,13 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// Ops are the optional methods that every device of this package has.
+// Ops are the optional methods that a device of this package has, but for those that
+// its Config takes from it.
 const Ops = hca.OpReqNotify | hca.OpResizeCQ | hca.OpSRQ | hca.OpModifySRQ | hca.OpMcast | hca.OpAH |
 	hca.OpMW | hca.OpXRC | hca.OpReregMR | hca.OpModifyCQ
 
 // Ops are the optional methods that work.
-func (d *Device) Ops() hca.OpSet { return Ops }
+func (d *Device) Ops() hca.OpSet { return d.ops }
 
 // Attr is constant.
 func (d *Device) Attr() *hca.DeviceAttr { return &d.attr }

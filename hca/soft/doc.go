@@ -13,7 +13,17 @@
 // copies under way) gives up its token and is parked in a list of what it waits
 // for; nobody sleeps for it. One that found no receive waits at least as long as
 // the responder's min_rnr_timer, as it would on a wire; after that a receive
-// wakes it, and no timer ticks for one that waits for ever.
+// wakes it, and no timer ticks for one that waits for ever. Only where receives are
+// written to mapped memory, without a word to anybody, does it look again by timer.
+//
+// Of a queue that the client maps (hca.SendQueue and its kin) the engine takes a
+// request or a receive once, into its own ring, and goes on from the copy. A send's
+// place is given back when it is completed or flushed, a receive's when it is
+// completed or flushed, and one of an SRQ when it is taken (rxe_comp.c do_complete,
+// rxe_resp.c do_complete and get_srq_wqe). Receives that come in ERR are flushed when
+// the QP's doorbell rings, or it is moved to ERR again; in rxe nothing looks for them.
+// Mapped queues are used under the lock that guards their object's state, and never
+// once it is closed.
 //
 // A copy that does not return must not hold up state changes. Every half of a
 // queue pair counts epochs. A change that finds a half in use waits for
@@ -103,6 +113,19 @@ const (
 	// inboundMax bounds the datagrams queued at one UD queue pair; more are
 	// dropped, as a port drops when its buffers are full.
 	inboundMax = 128
+	// sendAhead is how many requests of a mapped send queue are taken at a time, from
+	// which on their memory is not looked at any more: a few, so that the queue's lock
+	// is not held for long and an idle QP has no second queue of its own.
+	sendAhead = 16
+	// rnrLookMin, rnrLookMax and rnrLookShare say when a sender without end of its
+	// retries looks again for a receive that comes without a doorbell: after the responder's min_rnr_timer or
+	// this share of the time it has waited so far, whichever is longer, within the two
+	// bounds. A look takes some microseconds of a processor, so that one sender costs
+	// a few per cent of one at first and some hundredths of that in the end, and a
+	// receive is found at the latest an eighth later than it would have been.
+	rnrLookMin   = 100 * time.Microsecond
+	rnrLookMax   = 100 * time.Millisecond
+	rnrLookShare = 8
 	// initialRing is the entries a ring starts with; it doubles on demand up to
 	// what was asked for, so that idle queues cost little.
 	initialRing = 16

@@ -143,3 +143,14 @@ func TestInFlight(t *testing.T) {
 		t.Fatalf("%d in flight at the end", n)
 	}
 }
+
+// A device without optional methods does not say that it has what they are for.
+func TestWithout(t *testing.T) {
+	d, err := soft.New(loop.New(hca.LinkInfiniBand), soft.Config{GUID: hca.GUID{7: 1}, MaxSRQSGE: 27, Without: hca.OpXRC | hca.OpModifyCQ})
+	check(t, err)
+	defer func() { check(t, d.Close()) }()
+	a := d.Attr()
+	if d.Ops() != soft.Ops&^(hca.OpXRC|hca.OpModifyCQ) || a.CapFlags&(1<<20) != 0 || a.MaxCQCount|a.MaxCQPeriod != 0 || a.MaxSRQSGE != 27 {
+		t.Errorf("methods %v, attributes %+v", d.Ops().Names(), a)
+	}
+}

@@ -75,7 +75,7 @@ func (c *CQ) holdLocked() bool {
 
 func (c *CQ) enoughLocked() bool {
 	m := c.mod
-	return !m.on || m.count > 0 && m.untold >= m.count || c.count >= c.entries
+	return !m.on || m.count > 0 && m.untold >= m.count || c.queuedLocked() >= c.entries
 }
 
 // tellIfDueLocked is for verbs that change what is enough.

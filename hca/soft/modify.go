@@ -47,6 +47,9 @@ func (q *QP) Modify(a *hca.QPAttr, m hca.QPAttrMask) error {
 		q.enterLocked(from, to, m&mNotify != 0 && a.EnSQDAsyncNotify)
 	}
 	q.s.mu.Unlock()
+	if to == hca.QPErr {
+		q.flushLate(&n)
+	}
 	if to == hca.QPReset || to == hca.QPErr {
 		q.settle()
 		q.wakeWaiters()
@@ -276,10 +279,16 @@ func (q *QP) sqeLocked(n *notes) {
 
 // flushSQLocked completes every send with a flush error.
 func (q *QP) flushSQLocked(n *notes) {
-	for q.s.ring.count > 0 {
+	most := 0 // of a mapped queue once round: its client may go on writing
+	if q.sq != nil {
+		most = q.sq.Len() + 1
+	}
+	for q.s.ring.count > 0 || most > 0 && q.refillLocked() > 0 {
 		w, _, _ := q.s.ring.front()
-		q.pushSend(w.id, w.op, hca.WCWRFlushErr, 0, n)
+		id, op := w.id, w.op
 		q.s.ring.drop()
+		q.pushSend(id, op, hca.WCWRFlushErr, 0, n)
+		most--
 	}
 	q.s.started = false
 }
@@ -291,10 +300,13 @@ func (q *QP) flushRQLocked(n *notes) {
 		q.event(hca.EventQPLastWQEReached)
 		return
 	}
-	for q.r.ring.count > 0 {
-		q.pushFlushedRecv(q.r.ring.peek().id, n)
-		q.r.ring.head = (q.r.ring.head + 1) % len(q.r.ring.slots)
-		q.r.ring.count--
+	for most := q.r.ring.most(); most > 0; most-- {
+		w := q.r.ring.peek()
+		if w == nil {
+			return
+		}
+		q.r.ring.drop()
+		q.pushFlushedRecv(w.id, n)
 	}
 }
 
@@ -317,7 +329,7 @@ func (q *QP) flushClaimLocked(n *notes) {
 
 func (q *QP) pushFlushedRecv(id uint64, n *notes) {
 	wc := hca.WC{ID: id, Status: hca.WCWRFlushErr, Opcode: hca.WCRecv, QPN: q.num}
-	q.recvCQ.push(&wc, true, n)
+	q.pushOwn(&wc, true, n)
 }
 
 // settle waits, within stuckWait, until nobody works on the QP, and then takes

@@ -80,6 +80,9 @@ func (q *QP) checkSend(w *hca.SendWR) (*AH, error) {
 // PostSend queues sends; see hca.QP. It allocates only while the ring grows.
 func (q *QP) PostSend(wrs []hca.SendWR) (int, error) {
 	var n notes
+	if q.sq != nil {
+		return q.doorbell(len(wrs), &n)
+	}
 	q.s.mu.Lock()
 	done, err := q.postSendLocked(wrs, &n)
 	q.s.mu.Unlock()
@@ -115,8 +118,8 @@ func (q *QP) postSendLocked(wrs []hca.SendWR, n *notes) (int, error) {
 	return len(wrs), nil
 }
 
-// PostRecv queues receives; see hca.QP. EINVAL in RESET, on a QP with an SRQ
-// and on XRC.
+// PostRecv queues receives; see hca.QP. EINVAL in RESET, on a QP with an SRQ or
+// a mapped receive queue and on XRC.
 func (q *QP) PostRecv(wrs []hca.RecvWR) (int, error) {
 	var n notes
 	q.r.mu.Lock()
@@ -130,7 +133,7 @@ func (q *QP) PostRecv(wrs []hca.RecvWR) (int, error) {
 
 func (q *QP) postRecvLocked(wrs []hca.RecvWR, n *notes) (int, error) {
 	r := &q.r
-	if r.state == hca.QPReset || q.recvCQ == nil || q.srq != nil {
+	if r.state == hca.QPReset || q.recvCQ == nil || q.srq != nil || q.rq != nil {
 		return 0, fmt.Errorf("post recv in state %d: %w", r.state, einval)
 	}
 	for i := range wrs {

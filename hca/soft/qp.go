@@ -36,6 +36,7 @@ type requester struct {
 	parked    bool     // the head waits; QP.woken ends that
 	wait      waitKind // what for; waitUntil and rnrLeft belong to it
 	waitUntil time.Time
+	waitSince time.Time // waitRNR: when the head first found no receive
 	rnrLeft   uint8
 	absent    bool // parked in the fabric, under attr.DestQPN
 	timer     *time.Timer
@@ -82,6 +83,9 @@ type QP struct {
 	typ            hca.QPType
 	sendCQ, recvCQ *CQ // recvCQ is nil on XRC, both are on an XRC target
 	srq            *SRQ
+	sq             hca.SendQueue // mapped, else nil; used as s.ring's
+	rq             hca.RecvQueue // mapped, else nil; used as r.ring's
+	mapsRecv       bool          // its receives, or its SRQ's, come without a post
 	handler        hca.QPHandler
 	guard          guard
 	sigAll         bool
@@ -173,6 +177,9 @@ func (q *QP) setQueues(in *hca.QPInit) error {
 		}
 		q.srq = srq
 	}
+	if in.RQ != nil && (ini || in.SRQ != nil) {
+		return fmt.Errorf("receive queue on an XRC initiator or beside an SRQ: %w", einval)
+	}
 	c, a := &q.cap, &d.attr
 	if ini || q.srq != nil {
 		c.MaxRecvWR, c.MaxRecvSGE = 0, 0
@@ -182,6 +189,18 @@ func (q *QP) setQueues(in *hca.QPInit) error {
 		c.MaxSendWR+c.MaxRecvWR+c.MaxSendSGE+c.MaxRecvSGE == 0 && q.srq == nil {
 		return fmt.Errorf("sizes %+v: %w", in.Cap, einval)
 	}
+	q.sq, q.rq = in.SQ, in.RQ
+	if q.sq != nil {
+		m := q.sq.Cap()
+		if m.MaxSendSGE > maxSGE || m.MaxInline > maxInline {
+			return fmt.Errorf("mapped send queue of sizes %+v: %w", m, einval)
+		}
+		c.MaxSendWR, c.MaxSendSGE, c.MaxInline = m.MaxSendWR, m.MaxSendSGE, m.MaxInline
+	}
+	if q.rq != nil {
+		c.MaxRecvWR = uint32(q.rq.Len())
+	}
+	q.mapsRecv = q.rq != nil || q.srq != nil && q.srq.mapped
 	return nil
 }
 
@@ -191,8 +210,8 @@ func (q *QP) add() error {
 	if err := take(&d.nQP, d.attr.MaxQP, "create qp"); err != nil {
 		return err
 	}
-	q.s.ring.init(int(c.MaxSendWR), int(c.MaxSendSGE), int(c.MaxInline))
-	q.r.ring.init(int(c.MaxRecvWR), int(c.MaxRecvSGE))
+	q.s.ring.init(int(c.MaxSendWR), int(c.MaxSendSGE), int(c.MaxInline), q.sq)
+	q.r.ring.init(int(c.MaxRecvWR), int(c.MaxRecvSGE), q.rq)
 	q.r.waiters.ready = q.recvReady
 	q.resetAttrs()
 	if err := d.qps.insert(q, &q.num); err != nil {
@@ -205,13 +224,21 @@ func (q *QP) add() error {
 // Num is the QP number, 24 bits.
 func (q *QP) Num() uint32 { return q.num }
 
-// Cap is what was asked for.
+// Cap is what was asked for, or what mapped queues have.
 func (q *QP) Cap() hca.QPCap { return q.cap }
 
 func (q *QP) recvReady() bool {
+	return q.posted() > 0
+}
+
+// posted is how many receives there are; none once the QP is closed.
+func (q *QP) posted() int {
 	q.r.mu.Lock()
 	defer q.r.mu.Unlock()
-	return q.r.ring.count > 0
+	if q.r.state == hca.QPReset {
+		return 0
+	}
+	return q.r.ring.posted()
 }
 
 // Query reports the attributes as they were set, and the state. Both halves are

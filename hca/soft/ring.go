@@ -7,19 +7,26 @@ type recvSlot struct {
 	id    uint64
 	total uint64 // sum of the SGEs' lengths
 	nsge  int
+	bad   bool // no receive: it fails the message that takes it
 }
 
 // recvRing is a receive queue's storage. Its owner's lock guards it. It starts
-// small and doubles up to max.
+// small and doubles up to max. In front of a mapped queue it holds the one receive
+// that was looked at and not taken yet.
 type recvRing struct {
+	queue       hca.RecvQueue // nil: not mapped
+	in          hca.RecvWR    // what queue.Next fills
 	slots       []recvSlot
 	sges        []hca.SGE // stride per slot
 	stride, max int
 	head, count int
 }
 
-func (r *recvRing) init(maxWR, stride int) {
-	r.max, r.stride = maxWR, stride
+func (r *recvRing) init(maxWR, stride int, queue hca.RecvQueue) {
+	r.max, r.stride, r.queue = maxWR, stride, queue
+	if queue != nil {
+		maxWR = 1
+	}
 	r.resize(min(maxWR, initialRing))
 }
 
@@ -32,6 +39,52 @@ func (r *recvRing) resize(n int) {
 		copy(sges[i*r.stride:(i+1)*r.stride], r.sges[j*r.stride:])
 	}
 	r.slots, r.sges, r.head = slots, sges, 0
+}
+
+// fill looks for a receive in the mapped queue; false if there is none.
+func (r *recvRing) fill() bool {
+	if r.queue == nil {
+		return false
+	}
+	r.in.SGE = r.sges[:0:r.stride]
+	ok, bad := r.queue.Next(&r.in)
+	if !ok {
+		return false
+	}
+	s := &r.slots[0]
+	*s = recvSlot{id: r.in.ID, nsge: len(r.in.SGE), bad: bad}
+	for k := range r.in.SGE {
+		s.total += uint64(r.in.SGE[k].Length)
+	}
+	if bad {
+		s.nsge, s.total = 0, 1<<64-1 // never too small: the message is to meet it
+	}
+	r.head, r.count = 0, 1
+	return true
+}
+
+// posted is how many receives there are, in a mapped queue as far as its client
+// says, and with the one that is being filled.
+func (r *recvRing) posted() int {
+	if r.queue != nil {
+		return r.queue.Queued()
+	}
+	return r.count
+}
+
+// most is more than posted can be.
+func (r *recvRing) most() int {
+	if r.queue != nil {
+		return r.queue.Len() + 1
+	}
+	return r.count
+}
+
+// done gives the place of the oldest receive that was popped back to the client.
+func (r *recvRing) done() {
+	if r.queue != nil {
+		r.queue.Done(1)
+	}
 }
 
 // push queues a receive; false if the ring is full.
@@ -47,7 +100,7 @@ func (r *recvRing) push(w *hca.RecvWR) bool {
 		i -= len(r.slots)
 	}
 	s := &r.slots[i]
-	s.id, s.nsge, s.total = w.ID, len(w.SGE), 0
+	*s = recvSlot{id: w.ID, nsge: len(w.SGE)}
 	for k := range w.SGE {
 		s.total += uint64(w.SGE[k].Length)
 	}
@@ -58,7 +111,7 @@ func (r *recvRing) push(w *hca.RecvWR) bool {
 
 // peek is the oldest receive, nil if there is none.
 func (r *recvRing) peek() *recvSlot {
-	if r.count == 0 {
+	if r.count == 0 && !r.fill() {
 		return nil
 	}
 	return &r.slots[r.head]
@@ -68,15 +121,25 @@ func (r *recvRing) peek() *recvSlot {
 func (r *recvRing) pop(dst []hca.SGE) recvSlot {
 	s := r.slots[r.head]
 	copy(dst, r.sges[r.head*r.stride:r.head*r.stride+s.nsge])
+	r.drop()
+	return s
+}
+
+// drop removes the oldest receive.
+func (r *recvRing) drop() {
 	r.head++
 	if r.head == len(r.slots) {
 		r.head = 0
 	}
 	r.count--
-	return s
 }
 
-func (r *recvRing) reset() { r.head, r.count = 0, 0 }
+func (r *recvRing) reset() {
+	r.head, r.count = 0, 0
+	if r.queue != nil {
+		r.queue.Reset()
+	}
+}
 
 // sendSlot is a posted send; its SGEs and inline bytes lie in the ring's.
 type sendSlot struct {
@@ -110,8 +173,11 @@ func (s *sendSlot) bind() hca.Bind {
 	return hca.Bind{MW: s.qpn, MR: s.qkey, RKey: s.rkey, Access: hca.Access(s.srqn), Addr: s.remoteAddr, Length: s.compareAdd}
 }
 
-// sendRing is a send queue's storage; like recvRing.
+// sendRing is a send queue's storage; like recvRing. In front of a mapped queue it
+// holds the requests that were taken, at most sendAhead.
 type sendRing struct {
+	queue           hca.SendQueue // nil: not mapped
+	in              hca.SendWR    // what queue.Next fills
 	slots           []sendSlot
 	sges            []hca.SGE
 	inline          []byte
@@ -120,9 +186,32 @@ type sendRing struct {
 	head, count     int
 }
 
-func (r *sendRing) init(maxWR, stride, istride int) {
-	r.max, r.stride, r.istride = maxWR, stride, istride
-	r.resize(min(maxWR, initialRing))
+func (r *sendRing) init(maxWR, stride, istride int, queue hca.SendQueue) {
+	r.max, r.stride, r.istride, r.queue = maxWR, stride, istride, queue
+	if queue != nil {
+		r.max = min(maxWR, sendAhead)
+	}
+	r.resize(min(r.max, initialRing))
+}
+
+// next takes the next request from the mapped queue into r.in, with the storage of
+// the slot that push will give it; false if there is none or no room.
+func (r *sendRing) next() bool {
+	if r.queue == nil || r.count == r.max {
+		return false
+	}
+	if r.count == len(r.slots) {
+		r.resize(min(max(2*r.count, initialRing), r.max))
+	}
+	i := r.head + r.count
+	if i >= len(r.slots) {
+		i -= len(r.slots)
+	}
+	r.in = hca.SendWR{
+		SGE:    r.sges[i*r.stride : i*r.stride : (i+1)*r.stride],
+		Inline: r.inline[i*r.istride : i*r.istride : (i+1)*r.istride],
+	}
+	return r.queue.Next(&r.in)
 }
 
 func (r *sendRing) resize(n int) {
@@ -173,7 +262,7 @@ func (r *sendRing) front() (*sendSlot, []hca.SGE, []byte) {
 	return s, r.sges[r.head*r.stride:][:s.nsge], r.inline[r.head*r.istride:][:s.ninline]
 }
 
-// drop removes the oldest send.
+// drop removes the oldest send, and gives its place back to the client.
 func (r *sendRing) drop() {
 	r.slots[r.head].ah = nil
 	r.head++
@@ -181,6 +270,14 @@ func (r *sendRing) drop() {
 		r.head = 0
 	}
 	r.count--
+	if r.queue != nil {
+		r.queue.Done(1)
+	}
 }
 
-func (r *sendRing) reset() { r.head, r.count = 0, 0 }
+func (r *sendRing) reset() {
+	r.head, r.count = 0, 0
+	if r.queue != nil {
+		r.queue.Reset()
+	}
+}

@@ -23,6 +23,7 @@ type exec struct {
 	peer  *QP
 	pera  uint32 // peer.era when it was claimed
 	minR  uint8  // peer's min_rnr_timer
+	polls bool   // needRecv: the peer's receives come without a post
 	srq   *SRQ   // XRC: what the request names, while it is executed
 	recv  recvSlot
 	rsge  [maxSGE]hca.SGE
@@ -74,6 +75,9 @@ func (q *QP) Run() { q.run(nil) }
 func (q *QP) run(h *holder) {
 	var w notes
 	q.kickReceivers(h, &w)
+	if q.srq != nil && q.srq.mapped {
+		q.srq.kick(h, &w) // nobody else would
+	}
 	q.runSend(h, &w)
 	if q.typ == hca.QPTypeUD {
 		q.runInbound(&w)
@@ -88,10 +92,7 @@ func (q *QP) kickReceivers(h *holder, w *notes) {
 	if q.r.waiters.n.Load() == 0 {
 		return
 	}
-	q.r.mu.Lock()
-	n := q.r.ring.count
-	q.r.mu.Unlock()
-	for ; n > 0; n-- {
+	for n := q.posted(); n > 0; n-- {
 		o := q.r.waiters.pop()
 		if o == nil {
 			return
@@ -156,7 +157,7 @@ func (q *QP) runSend(h *holder, w *notes) {
 		if !x.notes.empty() || len(x.targets) > 0 {
 			// The token is free: a datagram's receiver that blocks must not stop
 			// the queue.
-			if len(x.targets) > 0 && more && s.ring.count > 0 {
+			if len(x.targets) > 0 && more && q.pendingLocked() {
 				q.dev.pool.few.sched(q)
 			}
 			s.mu.Unlock()
@@ -210,7 +211,7 @@ func (x *exec) placeLocked(q *QP) bool {
 // runnableLocked: is there a head to work on, and nobody at it?
 func (q *QP) runnableLocked() bool {
 	s := &q.s
-	if s.owner != nil || s.ring.count == 0 || s.closed {
+	if s.owner != nil || s.closed || !q.pendingLocked() {
 		return false
 	}
 	if s.parked {
@@ -331,13 +332,22 @@ func (q *QP) parkLocked(x *exec, v verdict) hca.WCStatus {
 			q.unlink()
 			return hca.WCRNRRetryExcErr
 		}
-		d := rnrTime(x.minR)
-		s.wait, s.waitUntil = waitRNR, time.Now().Add(d)
-		if forEver {
-			break // the receive that comes wakes it, now or when the wait is over
+		d, now := rnrTime(x.minR), time.Now()
+		if s.wait != waitRNR {
+			s.waitSince = now
 		}
-		s.rnrLeft--
-		q.armLocked(d)
+		s.wait, s.waitUntil = waitRNR, now.Add(d)
+		switch {
+		case !forEver:
+			s.rnrLeft--
+		case x.polls:
+			d = max(d, rnrLookMin, min(now.Sub(s.waitSince)/rnrLookShare, rnrLookMax))
+		default: // the receive that comes wakes it, now or when the wait is over
+			d = 0
+		}
+		if d > 0 {
+			q.armLocked(d)
+		}
 	case needPeer:
 		if s.attr.Timeout == 0 { // for ever
 			s.wait = waitPeer
@@ -379,20 +389,4 @@ func (q *QP) onTimer() {
 	if due {
 		q.wake()
 	}
-}
-
-// rnrTimes are the RNR NAK timer values (IBTA 1.4 table 45) in units of 10 µs.
-var rnrTimes = [32]uint32{
-	65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192,
-	256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
-}
-
-func rnrTime(code uint8) time.Duration {
-	return time.Duration(rnrTimes[code&31]) * 10 * time.Microsecond
-}
-
-// transportTime is how long a peer may stay silent: the first try and
-// retryCnt more, each 4.096 µs · 2^timeout (IBTA 1.4 §9.7.6.1.3).
-func transportTime(timeout, retryCnt uint8) time.Duration {
-	return time.Duration(retryCnt+1) * (4096 * time.Nanosecond << (timeout & 31))
 }

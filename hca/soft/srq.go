@@ -18,6 +18,7 @@ type SRQ struct {
 	handler hca.SRQHandler
 	guard   guard
 	maxSGE  uint32
+	mapped  bool     // its receives come without a post
 	waiters waitList // senders that found it empty; added to under mu
 
 	users  atomic.Int32 // XRC: requests under way that name it
@@ -39,7 +40,10 @@ func (p *PD) CreateSRQ(in hca.SRQInit) (hca.SRQ, error) {
 	if in.MaxWR == 0 || in.MaxWR > d.attr.MaxSRQWR || in.MaxSGE == 0 || in.MaxSGE > d.attr.MaxSRQSGE {
 		return nil, fmt.Errorf("create srq of %d WRs, %d SGEs: %w", in.MaxWR, in.MaxSGE, einval)
 	}
-	s := &SRQ{dev: d, pd: p, handler: in.Handler, maxSGE: in.MaxSGE, limit: in.Limit}
+	s := &SRQ{dev: d, pd: p, handler: in.Handler, maxSGE: in.MaxSGE, limit: in.Limit, mapped: in.RQ != nil}
+	if s.mapped {
+		in.MaxWR = uint32(in.RQ.Len())
+	}
 	if in.XRCD != nil || in.CQ != nil {
 		x, ok1 := in.XRCD.(*XRCD)
 		c, ok2 := in.CQ.(*CQ)
@@ -51,7 +55,7 @@ func (p *PD) CreateSRQ(in hca.SRQInit) (hca.SRQ, error) {
 	if err := take(&d.nSRQ, d.attr.MaxSRQ, "create srq"); err != nil {
 		return nil, err
 	}
-	s.ring.init(int(in.MaxWR), int(in.MaxSGE))
+	s.ring.init(int(in.MaxWR), int(in.MaxSGE), in.RQ)
 	s.waiters.ready = s.ready
 	if s.xrcd != nil {
 		if err := d.srqs.insert(s, &s.num); err != nil {
@@ -65,10 +69,15 @@ func (p *PD) CreateSRQ(in hca.SRQInit) (hca.SRQ, error) {
 // Num is an XRC SRQ's number, 0 of a plain one.
 func (s *SRQ) Num() uint32 { return s.num }
 
-func (s *SRQ) ready() bool {
+func (s *SRQ) ready() bool { return s.posted() > 0 }
+
+func (s *SRQ) posted() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.ring.count > 0
+	if s.closed.Load() {
+		return 0
+	}
+	return s.ring.posted()
 }
 
 // Attr reports the sizes; Limit is 0 once it has fired.
@@ -79,15 +88,21 @@ func (s *SRQ) Attr() hca.SRQAttr {
 }
 
 // Modify: EINVAL for a size that is 0, over the limit or below what is queued,
-// and for a limit over the size.
-func (s *SRQ) Modify(a hca.SRQAttr, m hca.SRQAttrMask) error {
+// for a limit over the size, and without a new queue for a mapped one's size.
+func (s *SRQ) Modify(a hca.SRQAttr, m hca.SRQAttrMask, to hca.RecvQueue) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed.Load() || (to != nil) != (s.mapped && m&hca.SRQMaxWR != 0) {
+		return fmt.Errorf("modify srq: closed, or not mapped alike: %w", einval)
+	}
 	maxWR, limit := uint32(s.ring.max), s.limit
 	if m&hca.SRQMaxWR != 0 {
 		maxWR = a.MaxWR
-		if maxWR == 0 || maxWR > s.dev.attr.MaxSRQWR || int(maxWR) < s.ring.count {
+		if maxWR == 0 || maxWR > s.dev.attr.MaxSRQWR || int(maxWR) < s.ring.posted() {
 			return fmt.Errorf("modify srq to %d WRs: %w", maxWR, einval)
+		}
+		if to != nil {
+			maxWR = uint32(to.Len())
 		}
 	}
 	if m&hca.SRQLimit != 0 {
@@ -95,6 +110,12 @@ func (s *SRQ) Modify(a hca.SRQAttr, m hca.SRQAttrMask) error {
 	}
 	if limit > maxWR {
 		return fmt.Errorf("modify srq: limit %d over %d WRs: %w", limit, maxWR, einval)
+	}
+	if to != nil {
+		if !s.ring.queue.MoveTo(to) {
+			return fmt.Errorf("modify srq to %d WRs: more are queued: %w", maxWR, einval)
+		}
+		s.ring.queue = to
 	}
 	s.limit, s.ring.max = limit, int(maxWR)
 	if len(s.ring.slots) > int(maxWR) {
@@ -105,6 +126,9 @@ func (s *SRQ) Modify(a hca.SRQAttr, m hca.SRQAttrMask) error {
 
 // PostRecv queues receives; see hca.SRQ.
 func (s *SRQ) PostRecv(wrs []hca.RecvWR) (int, error) {
+	if s.mapped {
+		return 0, fmt.Errorf("post srq recv: they are mapped: %w", einval)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := range wrs {
@@ -137,7 +161,8 @@ func (s *SRQ) pop(x *exec, need uint64, unreliable bool) bool {
 		return false
 	}
 	x.recv = s.ring.pop(x.rsge[:])
-	if s.limit > 0 && s.ring.count < int(s.limit) {
+	s.ring.done()
+	if s.limit > 0 && s.ring.posted() < int(s.limit) {
 		s.limit = 0
 		if s.handler != nil {
 			s.dev.events.add(event{guard: &s.guard, srq: s.handler, ev: hca.EventSRQLimitReached})
@@ -149,20 +174,22 @@ func (s *SRQ) pop(x *exec, need uint64, unreliable bool) bool {
 // Run wakes as many waiting senders as there are receives.
 func (s *SRQ) Run() {
 	var w notes
-	if s.waiters.n.Load() > 0 {
-		s.mu.Lock()
-		n := s.ring.count
-		s.mu.Unlock()
-		for ; n > 0; n-- {
-			q := s.waiters.pop()
-			if q == nil {
-				break
-			}
-			q.wakeFor(s.pd.ctx, nil, &w)
-		}
-	}
+	s.kick(nil, &w)
 	s.dev.events.drain()
 	w.wake()
+}
+
+func (s *SRQ) kick(h *holder, w *notes) {
+	if s.waiters.n.Load() == 0 {
+		return
+	}
+	for n := s.posted(); n > 0; n-- {
+		q := s.waiters.pop()
+		if q == nil {
+			return
+		}
+		q.wakeFor(s.pd.ctx, h, w)
+	}
 }
 
 // Close frees the queue; no QP uses it any more. But requests can name an XRC

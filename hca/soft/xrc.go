@@ -99,7 +99,7 @@ func (x *exec) pushRecv(p *QP, wc *hca.WC, solicited bool) bool {
 	if x.srq != nil {
 		return x.srq.push(wc, solicited, &x.notes)
 	}
-	return p.recvCQ.push(wc, solicited, &x.notes)
+	return p.pushOwn(wc, solicited, &x.notes)
 }
 
 // reliable: the types that are acknowledged.
