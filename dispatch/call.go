@@ -41,6 +41,7 @@ type call struct {
 	respAddr uint64 // client address of the response
 	respLen  int    // bytes of it that are the core's
 	udoutLen int    // bytes of it that are the provider's
+	udout    []byte // and they, at most as many
 
 	made     *idr.Object // begun, not committed
 	used     []*idr.Object
@@ -60,7 +61,7 @@ type call struct {
 var calls = sync.Pool{New: func() any { return new(call) }}
 
 func (c *call) reset() {
-	c.f, c.r, c.row, c.core, c.udin, c.made, c.after, c.deferred = nil, nil, nil, nil, nil, nil, nil, false
+	c.f, c.r, c.row, c.core, c.udin, c.udout, c.made, c.after, c.deferred = nil, nil, nil, nil, nil, nil, nil, nil, false
 	clear(c.sends)
 	c.sends, c.recvs, c.sges, c.inline = c.sends[:0], c.recvs[:0], c.sges[:0], c.inline[:0]
 	if cap(c.sends) > keptScratch {
@@ -239,16 +240,18 @@ func (c *call) respond(resp []byte) error { return c.respondWith(c.write, resp) 
 type writer func(b []byte, addr uint64) error
 
 // respondWith is respond through another way to the client's memory. One write,
-// even where zeros follow: a client that is killed while its memory holds up the
-// first must not be reached for again.
+// even where zeros or the provider's part follow: a client that is killed while its
+// memory holds up the first must not be reached for again.
 func (c *call) respondWith(write writer, resp []byte) error {
-	if c.respLen == 0 {
+	n := c.respLen + len(c.udout)
+	if n == 0 {
 		return nil // an extended command that asks for no answer
 	}
-	if c.respLen > len(resp) {
-		resp = append(make([]byte, 0, c.respLen), resp...)[:c.respLen]
+	if n > len(resp) || c.udout != nil {
+		resp = append(make([]byte, 0, n), resp[:min(len(resp), c.respLen)]...)[:n]
+		copy(resp[c.respLen:], c.udout)
 	}
-	return write(resp[:c.respLen], c.respAddr)
+	return write(resp[:n], c.respAddr)
 }
 
 // write and read reach the calling thread's memory while it still waits for its

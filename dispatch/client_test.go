@@ -15,6 +15,8 @@ import (
 	"github.com/uverbsd/uverbsd/dispatch"
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/hca/loop"
+	"github.com/uverbsd/uverbsd/hca/provider/qib"
+	"github.com/uverbsd/uverbsd/hca/provider/rxe"
 	"github.com/uverbsd/uverbsd/hca/soft"
 	"github.com/uverbsd/uverbsd/pin"
 )
@@ -110,6 +112,57 @@ type machine struct {
 	writes          atomic.Int32            // into clients
 	stick           atomic.Pointer[func()]  // runs in each write into a client, if it is set
 	held            atomic.Int32            // files that the device holds
+	maps            fakeMaps
+	hide            bool              // clients do not see the files of maps
+	swapped         []dispatch.Handle // what has taken the place of command descriptors
+}
+
+// fakeMaps is a file system of contexts in plain memory.
+type fakeMaps struct {
+	n     int
+	last  *fakeMap
+	files map[string]*fakeMap // that have a name
+	live  int
+	bytes int // of all arenas
+}
+
+type fakeMap struct {
+	m      *fakeMaps
+	path   string
+	open   func(dispatch.Request) (dispatch.Handle, error)
+	next   uint64
+	pieces map[uint64][]byte // by offset
+}
+
+func (m *fakeMaps) New(_, _ uint32, _ func(int) error, open func(dispatch.Request) (dispatch.Handle, error)) (dispatch.MapFile, error) {
+	if m.files == nil {
+		m.files = make(map[string]*fakeMap)
+	}
+	m.n++
+	m.live++
+	f := &fakeMap{m: m, path: fmt.Sprintf("/ctx/%d", m.n), open: open, pieces: make(map[uint64][]byte)}
+	m.files[f.path], m.last = f, f
+	return f, nil
+}
+
+func (g *rig) lastMap() *fakeMap { return g.maps.last }
+
+func (f *fakeMap) Path() string { return f.path }
+func (f *fakeMap) Unlink()      { delete(f.m.files, f.path) }
+func (f *fakeMap) Close()       { f.m.live-- }
+
+func (f *fakeMap) Alloc(n int) ([]byte, uint64, error) {
+	n = (n + 4095) &^ 4095
+	b, off := make([]byte, n), f.next
+	f.next += uint64(n)
+	f.pieces[off] = b
+	f.m.bytes += n
+	return b, off, nil
+}
+
+func (f *fakeMap) Free(off uint64) {
+	f.m.bytes -= len(f.pieces[off])
+	delete(f.pieces, off)
 }
 
 // clientFile is a file of a client's that the device holds.
@@ -193,7 +246,24 @@ type standing struct {
 func (s standing) FD() int                           { return s.fd }
 func (s standing) Write(b []byte, addr uint64) error { return s.m.Write(s.tid, b, addr) }
 
-func (m *machine) Install(tid int, answer func(), done func(dispatch.Standing, error) unix.Errno) error {
+// Replace opens the file whose path is asked for, as a thread of the client.
+func (s standing) Replace(path string, opened func() bool) error {
+	f := s.m.maps.files[path]
+	if f == nil || s.m.hide {
+		return unix.ENOENT
+	}
+	h, err := f.open(newRequest(s.tid))
+	if err != nil {
+		return err
+	}
+	if !opened() {
+		return unix.EBADF
+	}
+	s.m.swapped = append(s.m.swapped, h)
+	return nil
+}
+
+func (m *machine) Install(tid int, ways func(int) []string, opened func() bool, answer func(), done func(dispatch.Standing, error) unix.Errno) error {
 	if m.seized != nil {
 		return m.seized
 	}
@@ -271,8 +341,18 @@ func newRigWith(t *testing.T, limits dispatch.Limits) *rig {
 	return newRigOn(t, loop.New(hca.LinkInfiniBand), 1, limits)
 }
 
+// newMappedRig is a rig whose clients map their queues, as librxe does.
+func newMappedRig(t *testing.T) *rig {
+	return newRigFor(t, rxe.Provider{}, loop.New(hca.LinkInfiniBand), 1, dispatch.DefaultLimits())
+}
+
 // newRigOn is a rig whose device is the nth on a fabric, with LID n.
 func newRigOn(t *testing.T, fabric *loop.Fabric, n byte, limits dispatch.Limits) *rig {
+	t.Helper()
+	return newRigFor(t, qib.Provider{}, fabric, n, limits)
+}
+
+func newRigFor(t *testing.T, provider hca.Provider, fabric *loop.Fabric, n byte, limits dispatch.Limits) *rig {
 	t.Helper()
 	engine, err := soft.New(fabric, soft.Config{GUID: hca.GUID{0, 0x11, 0x75, 0, 0, 0, 0, n}})
 	if err != nil {
@@ -282,7 +362,7 @@ func newRigOn(t *testing.T, fabric *loop.Fabric, n byte, limits dispatch.Limits)
 		machine: &machine{procs: map[int]*process{}, opened: map[int]dispatch.Handle{}, nextFD: 10}}
 	g.hca = newFaulty(engine)
 	g.users = dispatch.NewUsers(limits)
-	g.dev = dispatch.NewDevice(dispatch.Config{HCA: g.hca, System: g.machine, Pins: &g.pins, Users: g.users,
+	g.dev = dispatch.NewDevice(dispatch.Config{HCA: g.hca, Provider: provider, Maps: &g.maps, Node: "/dev/infiniband/uverbs0", System: g.machine, Pins: &g.pins, Users: g.users,
 		Notify: func(kh uint64) { g.mu.Lock(); g.woken[kh]++; g.mu.Unlock() }})
 	t.Cleanup(func() { _ = engine.Close() })
 	return g

@@ -22,6 +22,7 @@ type cqObject struct {
 	compEvents eventSource
 	asyncEvts  eventSource
 	poller     poller
+	mapped     mapped
 	resizing   sync.Mutex // guards the idr.Object's Cost after the create; outermost
 }
 
@@ -40,6 +41,7 @@ func (o *cqObject) close() error {
 	if err := o.hca.Close(); err != nil {
 		return err
 	}
+	o.mapped.close()
 	// ib_uverbs_release_ucq: unread events go, read ones stay counted.
 	if o.channel != nil {
 		o.channel.purge(&o.compEvents)
@@ -84,17 +86,41 @@ func (c *call) makeCQ(in *abi.ExCreateCQ, out *abi.CreateCQResp) error {
 	if err := c.f.depth(in.CQE); err != nil {
 		return err
 	}
-	o, err := c.begin(kindCQ, queueBytes(in.CQE, cqeBytes))
-	if err != nil {
+	init := hca.CQInit{Entries: int(in.CQE), Vector: int(in.CompVector), Handler: cq}
+	if err := c.mapCQ(u, &init, cq); err != nil {
 		return err
 	}
-	cq.hca, err = u.hca.CreateCQ(hca.CQInit{Entries: int(in.CQE), Vector: int(in.CompVector), Handler: cq})
+	o, err := c.begin(kindCQ, queueBytes(in.CQE, cqeBytes))
+	if err == nil {
+		cq.hca, err = u.hca.CreateCQ(init)
+	}
 	if err != nil {
+		cq.mapped.close()
 		return err
 	}
 	cq.poller.init(c.f, cq.hca)
 	o.Value = cq
 	*out = abi.CreateCQResp{CQHandle: o.ID(), CQE: uint32(cq.hca.Entries())}
+	return nil
+}
+
+// mapCQ gives the queue memory that the client maps, if it does.
+func (c *call) mapCQ(u *ucontext, init *hca.CQInit, cq *cqObject) error {
+	queues, err := u.queues(c.f)
+	if queues == nil || err != nil {
+		return err
+	}
+	if init.Entries < 1 {
+		return unix.EINVAL
+	}
+	if init.Queue, err = queues.NewCompQueue(init.Entries); err != nil {
+		return err
+	}
+	if err := c.answer(queues.CQAnswer(init.Queue)); err != nil {
+		init.Queue.Close()
+		return err
+	}
+	cq.mapped = mapped{init.Queue}
 	return nil
 }
 
@@ -112,10 +138,23 @@ func resizeCQ(c *call, in *abi.ResizeCQ, out *abi.ResizeCQResp) error {
 	}
 	cq.resizing.Lock() // two resizes share the handle; what is paid must be what is had
 	defer cq.resizing.Unlock()
-	cost := objectBytes + queueBytes(in.CQE, cqeBytes)
-	if err := c.f.recharge(o, cost, func() error { return cq.hca.Resize(int(in.CQE), nil) }); err != nil {
+	u, err := c.context()
+	if err != nil {
 		return err
 	}
+	var init hca.CQInit
+	init.Entries = int(in.CQE)
+	next := &cqObject{}
+	if err := c.mapCQ(u, &init, next); err != nil {
+		return err
+	}
+	cost := objectBytes + queueBytes(in.CQE, cqeBytes)
+	if err := c.f.recharge(o, cost, func() error { return cq.hca.Resize(int(in.CQE), init.Queue) }); err != nil {
+		next.mapped.close()
+		return err
+	}
+	cq.mapped, next.mapped = next.mapped, cq.mapped
+	next.mapped.close()
 	out.CQE = uint32(cq.hca.Entries())
 	return nil
 }

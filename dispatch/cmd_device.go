@@ -40,6 +40,7 @@ func getContext(c *call) error {
 	}
 	undo := func() {
 		_ = u.hca.Close()
+		u.maps.close()
 		opened()
 	}
 	var err error
@@ -47,23 +48,41 @@ func getContext(c *call) error {
 		opened()
 		return err
 	}
-	commit := func(fd int, write writer) error {
+	if u.maps, err = newMapping(f, c.r); err != nil {
+		undo()
+		return err
+	}
+	// The swap is the last step: it cannot be taken back.
+	commit := func(fd int, write writer, swap func() error) error {
 		out := abi.GetContextResp{AsyncFD: uint32(fd), NumCompVectors: uint32(f.dev.cfg.HCA.Attr().CompVectors)}
 		if err := c.respondWith(write, bytesOf(&out)); err != nil {
+			return err
+		}
+		if err := swap(); err != nil {
 			return err
 		}
 		f.ctx.Store(u)
 		opened()
 		return nil
 	}
-	if err = f.dev.install(c, u.async, commit, undo); err == nil {
+	err = f.dev.install(c, u.async, func(s Standing) error {
+		return commit(s.FD(), s.Write, func() error {
+			if u.maps == nil {
+				return nil
+			}
+			return u.maps.swap(s)
+		})
+	}, undo)
+	if err == nil {
 		return nil
 	}
 	// The client cannot be seized (traced, seccomp): it works without asynchronous
 	// events rather than not at all.
 	f.dev.cfg.Log.Warn("client gets no event descriptor: its async events are lost",
 		zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Error(err))
-	if err = commit(NoFD, c.write); err != nil {
+	u.maps.close()
+	u.maps = nil
+	if err = commit(NoFD, c.write, func() error { return nil }); err != nil {
 		undo()
 	}
 	return err
@@ -85,12 +104,12 @@ func createCompChannel(c *call) error {
 	if err := ev.charge(); err != nil {
 		return err
 	}
-	err := f.dev.install(c, ev, func(fd int, write writer) error {
-		out := abi.CreateCompChannelResp{FD: uint32(fd)}
-		if err := c.respondWith(write, bytesOf(&out)); err != nil {
+	err := f.dev.install(c, ev, func(s Standing) error {
+		out := abi.CreateCompChannelResp{FD: uint32(s.FD())}
+		if err := c.respondWith(s.Write, bytesOf(&out)); err != nil {
 			return err
 		}
-		f.addChannel(int32(fd), ev)
+		f.addChannel(int32(s.FD()), ev)
 		return nil
 	}, ev.uncharge)
 	if err == nil {
@@ -190,6 +209,10 @@ func createAH(c *call, in *abi.CreateAH, out *abi.CreateAHResp) error {
 	if in.Attr.PortNum == 0 || in.Attr.PortNum > c.f.dev.cfg.HCA.Attr().PhysPortCnt {
 		return unix.EINVAL // rdma_is_port_valid
 	}
+	u, err := c.context()
+	if err != nil {
+		return err
+	}
 	pd, err := c.pd(in.PDHandle)
 	if err != nil {
 		return err
@@ -202,7 +225,19 @@ func createAH(c *call, in *abi.CreateAH, out *abi.CreateAHResp) error {
 	if err != nil {
 		return err
 	}
-	o.Value = &ahObject{parents: c.need(), hca: ah}
+	obj := &ahObject{hca: ah}
+	if u.maps != nil {
+		if obj.num, err = u.maps.queues.AddAH(ah); err != nil {
+			_ = ah.Close()
+			return err
+		}
+		obj.queues = u.maps.queues
+		if b := obj.queues.AHAnswer(obj.num); c.udoutLen >= len(b) { // rxe_create_ah: else it is an old library
+			c.udout = b
+		}
+	}
+	obj.parents = c.need()
+	o.Value = obj
 	out.AHHandle = o.ID()
 	return nil
 }

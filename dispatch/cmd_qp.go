@@ -15,6 +15,7 @@ type qpObject struct {
 	async  *eventFile
 	events eventSource
 	mcasts mcastList
+	mapped mapped
 	target *targetQP // of an XRC target: what its handles share
 	place  int       // in target.opens; guarded by xrcDomain.mu
 }
@@ -32,6 +33,7 @@ func (o *qpObject) close() error {
 		if err := o.hca.Close(); err != nil {
 			return err
 		}
+		o.mapped.close()
 	}
 	o.async.purge(&o.events)
 	return nil
@@ -116,19 +118,22 @@ func (c *call) makeQP(in *abi.ExCreateQP, out *abi.CreateQPResp) error {
 	if err := c.f.depth(init.Cap.MaxSendWR, init.Cap.MaxRecvWR); err != nil {
 		return err
 	}
-	o, err := c.begin(kindQP, qpBytes(&init.Cap))
-	if err != nil {
+	if err := c.mapQP(u, &init, qp); err != nil {
 		return err
 	}
-	if domain != nil {
+	o, err := c.begin(kindQP, qpBytes(&init.Cap))
+	switch {
+	case err != nil:
+	case domain != nil:
 		qp.target, err = domain.createQP(qp)
 		if err == nil {
 			qp.hca = qp.target.hca
 		}
-	} else {
+	default:
 		qp.hca, err = pd.CreateQP(init)
 	}
 	if err != nil {
+		qp.mapped.close()
 		return err
 	}
 	qp.parents = c.need()
@@ -138,6 +143,30 @@ func (c *call) makeQP(in *abi.ExCreateQP, out *abi.CreateQPResp) error {
 		QPHandle: o.ID(), QPN: qp.hca.Num(),
 		MaxSendWR: got.MaxSendWR, MaxRecvWR: got.MaxRecvWR,
 		MaxSendSGE: got.MaxSendSGE, MaxRecvSGE: got.MaxRecvSGE, MaxInlineData: got.MaxInline,
+	}
+	return nil
+}
+
+// mapQP gives the queues memory that the client maps, if it does.
+func (c *call) mapQP(u *ucontext, init *hca.QPInit, qp *qpObject) error {
+	queues, err := u.queues(c.f)
+	if queues == nil || err != nil || init.Type == hca.QPTypeXRCTgt {
+		return err
+	}
+	if init.SQ, err = queues.NewSendQueue(init.Cap); err != nil {
+		return err
+	}
+	qp.mapped = mapped{init.SQ}
+	if init.SRQ == nil && init.RecvCQ != nil {
+		if init.RQ, err = queues.NewRecvQueue(init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE); err != nil {
+			qp.mapped.close()
+			return err
+		}
+		qp.mapped = append(qp.mapped, init.RQ)
+	}
+	if err := c.answer(queues.QPAnswer(init.RQ, init.SQ)); err != nil {
+		qp.mapped.close()
+		return err
 	}
 	return nil
 }

@@ -17,6 +17,7 @@ type srqObject struct {
 	async  *eventFile
 	events eventSource
 	maxSGE uint32
+	mapped mapped
 
 	resizing sync.Mutex // guards the idr.Object's Cost after the create; outermost
 }
@@ -28,6 +29,7 @@ func (o *srqObject) close() error {
 	if err := o.hca.Close(); err != nil {
 		return err
 	}
+	o.mapped.close()
 	o.async.purge(&o.events)
 	return nil
 }
@@ -74,16 +76,34 @@ func (c *call) makeSRQ(in *abi.CreateXSRQ, out *abi.CreateSRQResp) error {
 	if err := c.f.depth(in.MaxWR); err != nil {
 		return err
 	}
-	o, err := c.begin(kindSRQ, srqBytes(in.MaxWR, in.MaxSGE))
+	queues, err := u.queues(c.f)
 	if err != nil {
 		return err
 	}
-	srq.hca, err = pd.CreateSRQ(init)
+	if queues != nil {
+		if in.MaxWR == 0 || in.MaxSGE == 0 {
+			return unix.EINVAL
+		}
+		if init.RQ, err = queues.NewRecvQueue(in.MaxWR, in.MaxSGE); err != nil {
+			return err
+		}
+		srq.mapped = mapped{init.RQ}
+	}
+	o, err := c.begin(kindSRQ, srqBytes(in.MaxWR, in.MaxSGE))
+	if err == nil {
+		srq.hca, err = pd.CreateSRQ(init)
+	}
 	if err != nil {
+		srq.mapped.close()
 		return err
 	}
 	srq.parents = c.need()
 	o.Value = srq
+	if queues != nil {
+		if err := c.answer(queues.SRQAnswer(init.RQ, srq.hca.Num())); err != nil {
+			return err
+		}
+	}
 	got := srq.hca.Attr()
 	*out = abi.CreateSRQResp{SRQHandle: o.ID(), MaxWR: got.MaxWR, MaxSGE: got.MaxSGE, SRQN: srq.hca.Num()}
 	return nil
@@ -122,10 +142,49 @@ func (c *call) resizeSRQ(o *idr.Object, srq *srqObject, in *abi.ModifySRQ, mask 
 	}
 	srq.resizing.Lock()
 	defer srq.resizing.Unlock()
+	var next mapped
+	var rq hca.RecvQueue
+	if srq.mapped != nil {
+		var err error
+		if rq, err = c.remapSRQ(in.MaxWR, srq.maxSGE); err != nil {
+			return err
+		}
+		next = mapped{rq}
+	}
 	cost := objectBytes + srqBytes(in.MaxWR, srq.maxSGE)
-	return c.f.recharge(o, cost, func() error {
-		return srq.hca.Modify(hca.SRQAttr{MaxWR: in.MaxWR, Limit: in.SRQLimit}, mask, nil)
+	err := c.f.recharge(o, cost, func() error {
+		return srq.hca.Modify(hca.SRQAttr{MaxWR: in.MaxWR, Limit: in.SRQLimit}, mask, rq)
 	})
+	if err != nil {
+		next.close()
+		return err
+	}
+	srq.mapped, next = next, srq.mapped
+	next.close()
+	return nil
+}
+
+// remapSRQ makes a queue of another size and tells the client of it, where its
+// library says (rxe_srq_from_attr with struct rxe_modify_srq_cmd, which is the
+// address alone). EINVAL without that, EFAULT.
+func (c *call) remapSRQ(wrs, sges uint32) (hca.RecvQueue, error) {
+	u, err := c.context()
+	if err != nil {
+		return nil, err
+	}
+	var addr uint64
+	if copy(bytesOf(&addr), c.udin) < 8 || wrs == 0 {
+		return nil, unix.EINVAL
+	}
+	rq, err := u.maps.queues.NewRecvQueue(wrs, sges)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.write(u.maps.queues.SRQResizeAnswer(rq), addr); err != nil {
+		rq.Close()
+		return nil, err
+	}
+	return rq, nil
 }
 
 func querySRQ(c *call, in *abi.QuerySRQ, out *abi.QuerySRQResp) error {

@@ -19,9 +19,15 @@ const MaxFiles = 4096
 
 // Config is what a Device needs from outside.
 type Config struct {
-	HCA    hca.Device
-	System System
-	Pins   *pin.Accountant
+	HCA hca.Device
+	// Provider is what the clients' library takes the device for. With one that maps
+	// queues (hca.Mapper) Maps makes the files for it, and Node is the path of the
+	// device's node.
+	Provider hca.Provider
+	Maps     Maps
+	Node     string
+	System   System
+	Pins     *pin.Accountant
 	// Users bound what each user and context may have; nil: DefaultLimits.
 	// Devices may share it.
 	Users *Users
@@ -159,23 +165,23 @@ func (d *Device) forget(tid int, ev *eventFile) {
 }
 
 // install gives the client a descriptor for ev. commit runs, while the client
-// stands still, with its number; what it returns becomes the command's result.
+// stands still, with it; what it returns becomes the command's result.
 // undo runs instead, or after a commit that failed, before the client goes on:
 // it may try again at once. On an error nothing happened, neither ran, and the
 // request is unanswered; otherwise it has been answered.
-func (d *Device) install(c *call, ev *eventFile, commit func(fd int, write writer) error, undo func()) error {
+func (d *Device) install(c *call, ev *eventFile, commit func(s Standing) error, undo func()) error {
 	if err := d.expect(c.tid, ev); err != nil {
 		return err
 	}
 	defer d.forget(c.tid, ev)
 	c.r.Detach()
-	return d.cfg.System.Install(c.tid, func() { c.reply(nil) }, func(s Standing, err error) unix.Errno {
+	return d.cfg.System.Install(c.tid, c.f.ways(), ev.isOpen, func() { c.reply(nil) }, func(s Standing, err error) unix.Errno {
 		if err == nil && !ev.isOpen() {
 			// The path led somewhere else (another mount namespace, no /proc).
 			err = fmt.Errorf("descriptor %d is not our event file: %w", s.FD(), unix.EBADF)
 		}
 		if err == nil {
-			err = commit(s.FD(), s.Write)
+			err = commit(s)
 		}
 		if err == nil {
 			return 0

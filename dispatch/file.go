@@ -48,6 +48,7 @@ type ucontext struct {
 	hca   hca.UContext
 	async *eventFile
 	uid   uint32
+	maps  *mapping // nil: its queues are not mapped
 }
 
 // Owner is the user: what the contexts of one can take from others is bounded for

@@ -109,10 +109,17 @@ func (o *mwObject) close() error { return o.hca.Close() }
 
 type ahObject struct {
 	parents
-	hca hca.AH
+	hca    hca.AH
+	queues hca.Queues // nil: send requests name it by its handle
+	num    uint32     // else by this
 }
 
-func (o *ahObject) close() error { return o.hca.Close() }
+func (o *ahObject) close() error {
+	if o.queues != nil {
+		o.queues.RemoveAH(o.num)
+	}
+	return o.hca.Close()
+}
 
 // pd looks a PD handle up and keeps it from going while the command runs.
 func (c *call) pd(handle uint32) (hca.PD, error) {

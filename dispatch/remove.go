@@ -141,6 +141,7 @@ func (f *File) tell(u *ucontext) {
 func (f *File) closeContext(u *ucontext) {
 	if !f.done.Swap(true) && u != nil {
 		_ = u.hca.Close()
+		u.maps.close()
 	}
 }
 

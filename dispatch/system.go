@@ -47,14 +47,15 @@ type System interface {
 	OpenFile(tid int, fd int32) (ClientFile, error)
 	// SameFile: descriptors a and b of tid's are one open file.
 	SameFile(tid int, a, b int32) bool
-	// Install opens the client's own command file again, as a new descriptor
-	// of the client. An error means that nothing has been done and answer was
-	// not called. Otherwise answer has been called (it must complete the
+	// Install opens our node, as a new descriptor of the client: by the first of
+	// ways, of which each is a path, that makes opened true. ways is given the
+	// client's command descriptor. An error means that nothing has been done and
+	// answer was not called. Otherwise answer has been called (it must complete the
 	// client's write), then done, once, while the thread stood still if that
 	// could be had: with the new descriptor, or the error that prevented it.
 	// What done returns, if not 0, becomes the result of the client's write in
 	// place of success, and the descriptor is closed again.
-	Install(tid int, answer func(), done func(s Standing, err error) unix.Errno) error
+	Install(tid int, ways func(commandFD int) []string, opened func() bool, answer func(), done func(s Standing, err error) unix.Errno) error
 }
 
 // FileKey tells inodes apart.
@@ -72,6 +73,9 @@ type Standing interface {
 	FD() int
 	// Write is System.Write for this thread.
 	Write(b []byte, addr uint64) error
+	// Replace opens path and puts it in the place of the command descriptor, if
+	// opened is true after it.
+	Replace(path string, opened func() bool) error
 }
 
 // Process is one address space of one process.

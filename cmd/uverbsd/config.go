@@ -32,11 +32,14 @@ type logConfig struct {
 
 // deviceConfig is one HCA on an in-process fabric.
 type deviceConfig struct {
-	Name string `toml:"name" json:"name"` // ibdev name
-	GUID string `toml:"guid" json:"guid"` // node GUID, xxxx:xxxx:xxxx:xxxx
-	Mode uint32 `toml:"mode" json:"mode"` // of the node; 0666 as the kernel's, 0660 for a closed site
+	Name string `toml:"name" json:"name"` // ibdev name; the provider's and a number if there is none
+	// Provider is "rxe", whose queues clients map, "qib", which does all by write(),
+	// or "auto": what the name says, or rxe where the kernel allows it.
+	Provider string `toml:"provider" json:"provider"`
+	GUID     string `toml:"guid" json:"guid"` // node GUID, xxxx:xxxx:xxxx:xxxx
+	Mode     uint32 `toml:"mode" json:"mode"` // of the node; 0666 as the kernel's, 0660 for a closed site
 	// Link is "infiniband" or "ethernet" (RoCE v2): devices of one link layer reach
-	// each other.
+	// each other. What the provider is known for if it is not given.
 	Link string `toml:"link" json:"link"`
 	// Address is the IPv4 address of an Ethernet port; one that hangs on the GUID if
 	// there is none.
@@ -63,7 +66,7 @@ func defaultConfig() config {
 		Socket:        defaultSocket,
 		ControlSocket: defaultControlSocket,
 		Limits:        dispatch.DefaultLimits(),
-		Device:        []deviceConfig{{Name: "qib0", GUID: defaultGUID, Mode: defaultMode}},
+		Device:        []deviceConfig{{GUID: defaultGUID, Mode: defaultMode}},
 	}
 }
 
@@ -92,9 +95,6 @@ func loadConfig(path string) (config, error) {
 	}
 	for i := range c.Device {
 		d := &c.Device[i]
-		if d.Name == "" {
-			d.Name = fmt.Sprintf("qib%d", i)
-		}
 		if d.GUID == "" {
 			d.GUID = numberedGUID(i + 1)
 		}
@@ -102,10 +102,15 @@ func loadConfig(path string) (config, error) {
 			d.Mode = defaultMode
 		}
 		if _, err := parseGUID(d.GUID); err != nil {
-			return c, fmt.Errorf("configuration %s: device %s: %w", path, d.Name, err)
+			return c, fmt.Errorf("configuration %s: device %d %q: %w", path, i, d.Name, err)
 		}
-		if _, _, err := linkOf(d); err != nil {
-			return c, fmt.Errorf("configuration %s: device %s: %w", path, d.Name, err)
+		// What this host can do is seen when the device is made.
+		p, err := providerOf(d, func() error { return nil })
+		if err == nil {
+			_, _, err = linkOf(d, p)
+		}
+		if err != nil {
+			return c, fmt.Errorf("configuration %s: device %d %q: %w", path, i, d.Name, err)
 		}
 	}
 	return c, nil

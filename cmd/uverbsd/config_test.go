@@ -8,6 +8,7 @@ import (
 
 	"github.com/uverbsd/uverbsd/dispatch"
 	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/hca/provider/qib"
 )
 
 func TestLoadConfig(t *testing.T) {
@@ -21,7 +22,12 @@ func TestLoadConfig(t *testing.T) {
 		{"Ethernet with an address", "[[device]]\nlink = \"ethernet\"\naddress = \"10.1.2.3\"\n", ""},
 		{"no such link", "[[device]]\nlink = \"Ethernet\"\n", "link \"Ethernet\": say infiniband or ethernet"},
 		{"link of no name", "[[device]]\nlink = 2\n", "link"},
-		{"address of InfiniBand", "[[device]]\naddress = \"10.1.2.3\"\n", "only a port with link = \"ethernet\" has one"},
+		{"address of InfiniBand", "[[device]]\nname = \"qib0\"\naddress = \"10.1.2.3\"\n", "only a port with link = \"ethernet\" has one"},
+		{"rxe", "[[device]]\nprovider = \"rxe\"\naddress = \"10.1.2.3\"\n", ""},
+		{"rxe on InfiniBand", "[[device]]\nprovider = \"rxe\"\nlink = \"infiniband\"\n", "provider rxe has ethernet only"},
+		{"rxe of another name", "[[device]]\nprovider = \"rxe\"\nname = \"qib0\"\n", "choose another name for provider rxe"},
+		{"qib of rxe's name", "[[device]]\nprovider = \"qib\"\nname = \"rxe0\"\n", "choose another name for provider qib"},
+		{"no such provider", "[[device]]\nprovider = \"mlx5\"\n", "say auto, rxe or qib"},
 		{"bad guid", "[[device]]\nguid = \"11:22\"\n", "guid"},
 		{"not TOML", "= =", "configuration"},
 	} {
@@ -90,7 +96,7 @@ func TestLinkOf(t *testing.T) {
 		{"address of InfiniBand", deviceConfig{Address: "10.0.0.1"}, 0, [4]byte{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			link, addr, err := linkOf(&c.in)
+			link, addr, err := linkOf(&c.in, qib.Provider{})
 			if (err != nil) != (c.link == 0) || err == nil && (link != c.link || addr != c.addr) {
 				t.Errorf("%v %v, %v", link, addr, err)
 			}

@@ -194,7 +194,8 @@ func deviceCmd() *cobra.Command {
 		},
 	}
 	add.Flags().StringVar(&device.GUID, "guid", "", "node GUID, as 0011:7500:0000:0001 (default: one that is free)")
-	add.Flags().StringVar(&device.Link, "link", "infiniband", "link layer of the port: infiniband or ethernet")
+	add.Flags().StringVar(&device.Link, "link", "", "link layer of the port: infiniband or ethernet (default: ethernet for provider rxe, else infiniband)")
+	add.Flags().StringVar(&device.Provider, "provider", autoProvider, "what clients' library takes it for: rxe, qib, or auto, by the name")
 	add.Flags().StringVar(&device.Address, "address", "", "IPv4 address of an Ethernet port (default: one that hangs on the GUID)")
 	add.Flags().StringVar(&mode, "mode", "0666", "of the node")
 	remove := &cobra.Command{

@@ -14,10 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/uverbsd/uverbsd/cuse"
+	"github.com/uverbsd/uverbsd/cuse/ctxfs"
 	"github.com/uverbsd/uverbsd/dispatch"
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/hca/loop"
-	"github.com/uverbsd/uverbsd/hca/provider/qib"
+	"github.com/uverbsd/uverbsd/hca/provider/rxe"
 	"github.com/uverbsd/uverbsd/hca/soft"
 	"github.com/uverbsd/uverbsd/pin"
 )
@@ -34,6 +35,10 @@ type host interface {
 	setupNode(path string, mode os.FileMode) (uint64, error)
 	// removeNode takes the node away while its session lives.
 	removeNode(path string) error
+	// mappable says why clients cannot map their queues here; nil: they can.
+	mappable() error
+	// mountContexts mounts the files of contexts of the device uverbsN.
+	mountContexts(uverbsN string, log *zap.Logger) (*ctxfs.FS, error)
 }
 
 // devices are the HCAs of a daemon with their nodes. What starts, adds, removes
@@ -71,6 +76,7 @@ type servedDevice struct {
 	engine  *soft.Device
 	dev     *dispatch.Device
 	session *cuse.Session
+	maps    *ctxfs.FS // nil: its clients map nothing
 	node    *node
 	ended   chan struct{} // closed when the session has ended
 	going   bool          // it is removed, or being removed
@@ -163,6 +169,16 @@ func (d *devices) owner(has func(*servedDevice) bool) string {
 
 // check refuses what cannot be a new device, and fills in what c leaves open.
 func (d *devices) check(c *deviceConfig) error {
+	p, err := providerOf(c, d.host.mappable)
+	if err != nil {
+		return err
+	}
+	c.Provider = p.Name()
+	for i := 0; c.Name == ""; i++ {
+		if name := fmt.Sprintf("%s%d", c.Provider, i); d.find(name) == nil {
+			c.Name = name
+		}
+	}
 	if c.Name == "" || len(c.Name) > maxName || c.Name[0] == '.' || strings.ContainsFunc(c.Name, func(r rune) bool {
 		return !(r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '_' || r == '-' || r == '.')
 	}) {
@@ -182,7 +198,7 @@ func (d *devices) check(c *deviceConfig) error {
 	if o := d.guidOwner(c.GUID); o != "" {
 		return fmt.Errorf("GUID %s is that of %s: choose another, or leave it out", c.GUID, o)
 	}
-	link, address, err := linkOf(c)
+	link, address, err := linkOf(c, p)
 	if err != nil {
 		return err
 	}
@@ -207,7 +223,7 @@ func (d *devices) check(c *deviceConfig) error {
 func (d *devices) add(c deviceConfig) (*servedDevice, error) {
 	d.change.Lock()
 	defer d.change.Unlock()
-	s, err := d.bringUp(c)
+	s, err := d.bringUp(&c)
 	if err != nil {
 		return nil, fmt.Errorf("add device %s: %w", c.Name, err)
 	}
@@ -219,11 +235,11 @@ func (d *devices) add(c deviceConfig) (*servedDevice, error) {
 	return s, nil
 }
 
-func (d *devices) bringUp(c deviceConfig) (_ *servedDevice, err error) {
+func (d *devices) bringUp(c *deviceConfig) (_ *servedDevice, err error) {
 	if d.stopped {
 		return nil, errors.New("the daemon is stopping")
 	}
-	if err := d.check(&c); err != nil {
+	if err := d.check(c); err != nil {
 		return nil, err
 	}
 	var undo []func()
@@ -235,13 +251,18 @@ func (d *devices) bringUp(c deviceConfig) (_ *servedDevice, err error) {
 		}
 	}()
 	guid, _ := parseGUID(c.GUID) // check has
-	link, address, _ := linkOf(&c)
-	var provider qib.Provider
+	provider := providers[c.Provider]
+	link, address, _ := linkOf(c, provider)
 	pci := provider.PCI()
-	engine, err := soft.New(d.fabrics[link], soft.Config{
+	cfg := soft.Config{
 		GUID: guid, Address: address, NodeDesc: "uverbsd " + c.Name, BoardID: provider.HCAType(),
 		VendorID: uint32(pci.Vendor), VendorPartID: uint32(pci.Device),
-	})
+	}
+	_, mapped := provider.(hca.Mapper)
+	if mapped {
+		cfg.BindMW, cfg.Without, cfg.MaxSRQSGE, cfg.MaxCQE = true, rxe.Lacks, rxe.MaxSRQSGE, rxe.MaxCQE
+	}
+	engine, err := soft.New(d.fabrics[link], cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -252,18 +273,31 @@ func (d *devices) bringUp(c deviceConfig) (_ *servedDevice, err error) {
 		return nil, err
 	}
 	s := &servedDevice{guid: c.GUID, link: link, address: c.Address, engine: engine, ended: make(chan struct{})}
-	s.entry = &hca.Entry{Name: c.Name, Index: d.freeIndex(), Device: engine, Provider: &provider}
+	s.entry = &hca.Entry{Name: c.Name, Index: d.freeIndex(), Device: engine, Provider: provider}
 	log := d.log.With(zap.String("device", c.Name))
+	s.node = &node{}
+	var files dispatch.Maps
+	if mapped {
+		if s.maps, err = d.host.mountContexts(s.entry.UverbsName(), log); err != nil {
+			channel.Close()
+			return nil, err
+		}
+		undo = append(undo, func() { _ = s.maps.Close() })
+		files = &maps{s.maps, s.node}
+	}
 	s.dev = dispatch.NewDevice(dispatch.Config{
-		HCA: engine, System: system{}, Pins: &d.pins, Users: d.users, Log: log,
+		HCA: engine, Provider: provider, Maps: files, Node: s.path(), System: system{}, Pins: &d.pins, Users: d.users, Log: log,
 		Notify: func(kh uint64) { _ = s.session.Notify(kh) },
 	})
-	s.node = &node{dev: s.dev}
+	s.node.dev = s.dev
 	s.session = cuse.New(channel, s.node, cuse.Config{Name: "infiniband/" + s.entry.UverbsName(), Log: log})
 	s.node.end = func() { _ = s.session.Close() }
 	if err := s.session.Handshake(); err != nil {
 		_ = s.session.Close()
 		return nil, err
+	}
+	if s.maps != nil {
+		go d.serveMaps(s)
 	}
 	d.mu.Lock()
 	d.list = append(d.list, s)
@@ -286,9 +320,29 @@ func (d *devices) bringUp(c deviceConfig) (_ *servedDevice, err error) {
 	return s, nil
 }
 
+// serveMaps serves the files of contexts, until the device has no others.
+func (d *devices) serveMaps(s *servedDevice) {
+	if err := s.maps.Serve(); err != nil {
+		d.fail(fmt.Errorf("device %s: files of contexts: %w", s.entry.Name, err))
+	}
+}
+
+// fail ends the daemon; one reason is enough.
+func (d *devices) fail(err error) {
+	select {
+	case d.failed <- err:
+	default:
+	}
+}
+
 // serve runs a session; a device whose session has ended leaves the list.
 func (d *devices) serve(s *servedDevice) {
 	err := s.session.Serve()
+	if s.maps != nil {
+		if e := s.maps.Close(); e != nil {
+			d.log.Warn("mount left behind", zap.String("device", s.entry.Name), zap.Error(e))
+		}
+	}
 	d.mu.Lock()
 	going := s.going
 	if going {
@@ -300,10 +354,7 @@ func (d *devices) serve(s *servedDevice) {
 		if err == nil {
 			err = errors.New("the session was closed")
 		}
-		select {
-		case d.failed <- fmt.Errorf("device %s: %w", s.entry.Name, err):
-		default: // one reason is enough to stop
-		}
+		d.fail(fmt.Errorf("device %s: %w", s.entry.Name, err))
 	case err != nil:
 		d.log.Warn("session of a removed device", zap.String("device", s.entry.Name), zap.Error(err))
 	}
@@ -386,4 +437,15 @@ func (kernelHost) removeNode(path string) error {
 	}
 	_ = unix.Rmdir(filepath.Dir(path)) // if it is empty, as devtmpfs
 	return nil
+}
+
+func (kernelHost) mappable() error { return mapTrial() }
+
+var mapTrial = sync.OnceValue(ctxfs.Supported)
+
+func (kernelHost) mountContexts(uverbsN string, log *zap.Logger) (*ctxfs.FS, error) {
+	if err := os.MkdirAll(ctxDir, 0o755); err != nil {
+		return nil, err
+	}
+	return ctxfs.New(filepath.Join(ctxDir, uverbsN), cuse.Config{Log: log})
 }

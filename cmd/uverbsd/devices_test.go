@@ -19,6 +19,7 @@ import (
 
 	"github.com/uverbsd/uverbsd/abi"
 	"github.com/uverbsd/uverbsd/cuse"
+	"github.com/uverbsd/uverbsd/cuse/ctxfs"
 	"github.com/uverbsd/uverbsd/cuse/cusetest"
 	"github.com/uverbsd/uverbsd/dispatch"
 	"github.com/uverbsd/uverbsd/hca"
@@ -28,6 +29,7 @@ import (
 type fakeHost struct {
 	t    *testing.T
 	fail string // the step that fails
+	maps bool   // clients can map their queues
 
 	mu    sync.Mutex
 	ends  []*cusetest.Raw // the kernel's ends, in order of opening
@@ -180,7 +182,9 @@ func TestOrders(t *testing.T) {
 		{"a name that is taken", []order{add("qib0", ""), add("qib0", "")}, "choose another, or remove that one first", false, []string{"uverbs0"}},
 		{"a GUID that is taken", []order{add("qib0", ""), add("qib1", defaultGUID)}, "GUID 0011:7500:0000:0001 is that of qib0", false, []string{"uverbs0"}},
 		{"no GUID", []order{add("qib0", "11:22")}, "is not of the form", false, nil},
-		{"no name", []order{add("", "")}, "no device name", false, nil},
+		{"no name", []order{add("", "")}, "qib0 is /dev/infiniband/uverbs0", true, []string{"uverbs0"}},
+		{"rxe where nothing can be mapped", []order{{Do: "add", Device: deviceConfig{Provider: "rxe"}}}, "cannot map queues (FUSE passthrough is missing)", false, nil},
+		{"rxe's name where nothing can be mapped", []order{add("rxe0", "")}, "use provider qib", false, nil},
 		{"a path for a name", []order{add("../qib0", "")}, "no device name", false, nil},
 		{"a long name", []order{add(strings.Repeat("q", 64), "")}, "no device name", false, nil},
 		{"a bad mode", []order{{Do: "add", Device: deviceConfig{Name: "qib0", Mode: 0o4666}}}, "mode 04666", false, nil},
@@ -430,4 +434,16 @@ func TestControlSocket(t *testing.T) {
 	if _, err := give(path, order{}); err == nil || !strings.Contains(err.Error(), "uverbsd serve") {
 		t.Errorf("without a daemon: %v", err)
 	}
+}
+
+// mappable: queues can be mapped where the test says so.
+func (h *fakeHost) mappable() error {
+	if !h.maps {
+		return errors.New("FUSE passthrough is missing")
+	}
+	return nil
+}
+
+func (h *fakeHost) mountContexts(uverbsN string, _ *zap.Logger) (*ctxfs.FS, error) {
+	return ctxfs.New(filepath.Join(h.t.TempDir(), uverbsN), cuse.Config{})
 }

@@ -5,14 +5,25 @@ import (
 	"net/netip"
 
 	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/hca/provider/rxe"
 )
 
-// linkOf is the link layer and, on Ethernet, the IPv4 address that c asks for. The
-// errors say what to write.
-func linkOf(c *deviceConfig) (hca.LinkLayer, [4]byte, error) {
+// linkOf is the link layer and, on Ethernet, the IPv4 address that c asks for: rxe
+// is Ethernet and nothing else, and qib's cards have InfiniBand. The errors say what
+// to write.
+func linkOf(c *deviceConfig, p hca.Provider) (hca.LinkLayer, [4]byte, error) {
 	none := [4]byte{}
-	switch c.Link {
-	case "", hca.LinkInfiniBand.String(): // what qib's cards have
+	link := c.Link
+	if _, ok := p.(rxe.Provider); ok {
+		switch link {
+		case "":
+			link = hca.LinkEthernet.String()
+		case hca.LinkInfiniBand.String():
+			return 0, none, fmt.Errorf("link %q: provider rxe has ethernet only", c.Link)
+		}
+	}
+	switch link {
+	case "", hca.LinkInfiniBand.String():
 		if c.Address != "" {
 			return 0, none, fmt.Errorf("address %q: only a port with link = \"ethernet\" has one", c.Address)
 		}

@@ -40,7 +40,7 @@ func serveCmd() *cobra.Command {
 			return serve(c, log)
 		},
 	}
-	cmd.Flags().StringVar(&path, "config", "", "TOML configuration file (without one: qib0 on the in-process fabric)")
+	cmd.Flags().StringVar(&path, "config", "", "TOML configuration file (without one: one device on the in-process fabric)")
 	return cmd
 }
 
@@ -150,6 +150,9 @@ func (d *daemon) prepareHost() error {
 	if err := sysfs.Clean(sysfs.Options{Log: d.log}); err != nil {
 		return err
 	}
+	if err := cleanMaps(); err != nil {
+		return err
+	}
 	if err := guard.Check(); err != nil {
 		return err
 	}
@@ -178,6 +181,9 @@ func cleanCmd() *cobra.Command {
 // clean is idempotent and refuses while a daemon serves.
 func clean() error {
 	if err := sysfs.Clean(sysfs.Options{}); err != nil {
+		return err
+	}
+	if err := cleanMaps(); err != nil {
 		return err
 	}
 	for _, socket := range []string{defaultSocket, defaultControlSocket} {

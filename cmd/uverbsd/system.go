@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -64,14 +65,14 @@ func (system) ReadBehind(tid, written int, b []byte) error {
 	return caller.Thread(tid).ReadBehind(written, b)
 }
 
-func (system) Install(tid int, answer func(), done func(dispatch.Standing, error) unix.Errno) error {
+func (system) Install(tid int, ways func(int) []string, opened func() bool, answer func(), done func(dispatch.Standing, error) unix.Errno) error {
 	r, err := caller.Seize(tid)
 	if err != nil {
 		return err
 	}
 	called := false
 	err = r.Run(answer, func(s *caller.Stopped) error {
-		fd, err := s.OpenAgain(unix.O_RDWR)
+		fd, err := openNode(s, ways(s.FD()), opened)
 		called = true
 		errno := done(standing{s, fd}, err)
 		if errno == 0 {
@@ -94,6 +95,22 @@ func (system) Install(tid int, answer func(), done func(dispatch.Standing, error
 	return nil
 }
 
+// openNode tries all ways until one leads to our node. A descriptor that leads
+// elsewhere is closed again.
+func openNode(s *caller.Stopped, ways []string, opened func() bool) (fd int, err error) {
+	for _, path := range ways {
+		fd, err = s.Open(path, unix.O_RDWR)
+		if err == nil && !opened() {
+			_ = s.Close(fd)
+			fd, err = -1, fmt.Errorf("%s of thread %d is not our node: %w", path, s.TID(), unix.EBADF)
+		}
+		if err == nil || errors.Is(err, caller.ErrExpired) || errors.Is(err, unix.ESRCH) {
+			break
+		}
+	}
+	return fd, err
+}
+
 type standing struct {
 	s  *caller.Stopped
 	fd int
@@ -101,6 +118,33 @@ type standing struct {
 
 func (s standing) FD() int                           { return s.fd }
 func (s standing) Write(b []byte, addr uint64) error { return s.s.WriteMem(addr, b) }
+
+// Replace keeps the close-on-exec flag; the status flags are those of the open.
+func (s standing) Replace(path string, opened func() bool) error {
+	command := uintptr(s.s.FD())
+	fd, err := s.s.Open(path, unix.O_RDWR)
+	if err != nil {
+		return err
+	}
+	if !opened() {
+		err = fmt.Errorf("%s is not our file: %w", path, unix.EBADF)
+	}
+	flags := int64(0)
+	if err == nil {
+		flags, err = s.s.Syscall(unix.SYS_FCNTL, command, unix.F_GETFD)
+	}
+	if err == nil {
+		cloexec := uintptr(0)
+		if flags&unix.FD_CLOEXEC != 0 {
+			cloexec = unix.O_CLOEXEC
+		}
+		_, err = s.s.Syscall(unix.SYS_DUP3, uintptr(fd), command, cloexec)
+	}
+	if e := s.s.Close(fd); err == nil && errors.Is(e, unix.ESRCH) {
+		err = e
+	}
+	return err
+}
 
 // process gives caller.Process the shape that dispatch asks for.
 type process struct{ *caller.Process }

@@ -24,7 +24,7 @@ func inject(w *fuseWrite) error {
 		return err
 	}
 	return r.Run(w.reply, func(s *Stopped) error {
-		fd, err := s.OpenAgain(unix.O_RDWR)
+		fd, err := openAgain(s, unix.O_RDWR)
 		if err != nil {
 			return err
 		}
@@ -51,7 +51,7 @@ func TestOpenAgain(t *testing.T) {
 		if err != nil || link != srv.file {
 			t.Errorf("FD() = %d is %q: %v", s.FD(), link, err)
 		}
-		fd, err := s.OpenAgain(unix.O_RDWR | unix.O_NONBLOCK)
+		fd, err := openAgain(s, unix.O_RDWR|unix.O_NONBLOCK)
 		if err != nil {
 			return err
 		}
@@ -130,7 +130,7 @@ func TestStorm(t *testing.T) {
 		send(1)
 		err = r.Run(w.reply, func(s *Stopped) error {
 			send(i % 2)
-			fd, err := s.OpenAgain(unix.O_RDWR)
+			fd, err := openAgain(s, unix.O_RDWR)
 			if err != nil {
 				return err
 			}
@@ -336,11 +336,11 @@ func TestKilled(t *testing.T) {
 			wantError(t, err, nil)
 			err = r.Run(w.reply, func(s *Stopped) error {
 				kill(c)
-				_, err := s.OpenAgain(unix.O_RDWR)
+				_, err := openAgain(s, unix.O_RDWR)
 				if err == nil {
 					t.Error("no error")
 				}
-				_, err = s.OpenAgain(unix.O_RDWR)
+				_, err = openAgain(s, unix.O_RDWR)
 				if err == nil {
 					t.Error("no error")
 				}
@@ -360,7 +360,7 @@ func TestKilled(t *testing.T) {
 				srv.answerOpen(unique)
 			}()
 			err = r.Run(w.reply, func(s *Stopped) error {
-				_, err := s.OpenAgain(unix.O_RDWR)
+				_, err := openAgain(s, unix.O_RDWR)
 				return err
 			})
 			<-done
@@ -494,7 +494,7 @@ func TestStopSignals(t *testing.T) {
 }
 
 func openAndClose(s *Stopped) error {
-	fd, err := s.OpenAgain(unix.O_RDWR)
+	fd, err := openAgain(s, unix.O_RDWR)
 	if err != nil {
 		return err
 	}
@@ -669,4 +669,9 @@ func BenchmarkInject(b *testing.B) {
 		}
 	}
 	b.StopTimer()
+}
+
+// openAgain has the client open its own file once more.
+func openAgain(s *Stopped, flags int) (int, error) {
+	return s.Open("/proc/thread-self/fd/"+strconv.Itoa(s.FD()), flags)
 }

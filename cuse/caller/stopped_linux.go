@@ -1,7 +1,6 @@
 package caller
 
 import (
-	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +21,9 @@ type scratch struct {
 
 // FD returns the first argument of the write: the client's command fd.
 func (s *Stopped) FD() int { return s.t.saved.fd() }
+
+// TID is the thread.
+func (s *Stopped) TID() int { return s.t.tid }
 
 // Syscall runs one system call on the thread, of at most six arguments, and returns its result or its errno. All
 // signals but SIGKILL and SIGSTOP are held back meanwhile, so EINTR comes only from those two (a call that they
@@ -79,13 +81,6 @@ func (s *Stopped) Open(path string, flags int) (fd int, err error) {
 		return -1, err
 	}
 	return fd, nil
-}
-
-// OpenAgain opens the client's command fd anew, as its own process: openat("/proc/thread-self/fd/<FD>", flags|O_CLOEXEC); not
-// /proc/self, which shows no fds once the first thread of the process has ended. The OPEN arrives at our own node while
-// this waits. Errors: the client's (EMFILE at its fd limit, ENOENT without /proc).
-func (s *Stopped) OpenAgain(flags int) (fd int, err error) {
-	return s.Open("/proc/thread-self/fd/"+strconv.Itoa(s.FD()), flags)
 }
 
 // Close closes an fd of the client.

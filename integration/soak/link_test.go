@@ -57,7 +57,7 @@ func (s inside) Credentials(dispatch.Process, int, uint32, uint32) (dispatch.Cre
 }
 
 // Install: nothing here has descriptors, so there are no events.
-func (inside) Install(int, func(), func(dispatch.Standing, error) unix.Errno) error {
+func (inside) Install(int, func(int) []string, func() bool, func(), func(dispatch.Standing, error) unix.Errno) error {
 	return unix.EPERM
 }
 
