@@ -6,11 +6,13 @@ SCRIPT   ?= integration/scripts/demo.sh
 PACKAGES ?=
 DAEMON   ?= yes
 GUESTFLAGS ?=
+# The raw client knows the write() path only.
+QIB := -config integration/scripts/qib.toml
 
 BIN := build/uverbsd
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
-.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench-objects oracle pyverbs-list perftest soak bench races fuzz lint clean FORCE
+.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench-objects oracle pyverbs-list perftest soak bench gobench races fuzz lint clean FORCE
 
 all: build
 
@@ -53,17 +55,17 @@ demo: deps build build/guest-run
 
 bench-roundtrip: deps build build/guest-run
 	CGO_ENABLED=0 go build -trimpath -o build/roundtrip ./integration/roundtrip
-	@build/guest-run -guest $(GUEST) -script integration/scripts/roundtrip.sh -file build/roundtrip:/opt/roundtrip
+	@build/guest-run -guest $(GUEST) -script integration/scripts/roundtrip.sh $(QIB) -file build/roundtrip:/opt/roundtrip
 
 # Objects made and destroyed per second against the kernel's rdma_rxe, in one boot.
 bench-objects: deps build build/guest-run
 	CGO_ENABLED=0 go build -trimpath -o build/raw ./integration/raw
-	@build/guest-run -guest $(GUEST) -script integration/scripts/objects.sh -file build/raw:/opt/raw -file integration/scripts/lib.sh:/opt/lib.sh
+	@build/guest-run -guest $(GUEST) -script integration/scripts/objects.sh $(QIB) -file build/raw:/opt/raw -file integration/scripts/lib.sh:/opt/lib.sh
 
 # Every command's forms, to the daemon and to the kernel's rdma_rxe as the oracle.
 oracle: deps build build/guest-run
 	CGO_ENABLED=0 go build -trimpath -o build/raw ./integration/raw
-	@build/guest-run -guest $(GUEST) -script integration/scripts/oracle.sh -file build/raw:/opt/raw -file integration/scripts/lib.sh:/opt/lib.sh
+	@build/guest-run -guest $(GUEST) -script integration/scripts/oracle.sh $(QIB) -file build/raw:/opt/raw -file integration/scripts/lib.sh:/opt/lib.sh
 
 # What rdma-core's own suite does, written anew: look at the difference.
 pyverbs-list: deps build build/guest-run
@@ -82,7 +84,19 @@ soak: deps build build/guest-run
 	@build/guest-run -guest $(GUEST) -script integration/scripts/soak.sh -daemon=no -timeout $(SOAK)5m \
 		-file $(BIN):/opt/uverbsd -file build/soak:/opt/soak -file build/soak.env:/opt/soak.env -file integration/scripts/lib.sh:/opt/lib.sh
 
-bench:
+# Unmodified programs over the daemon and then over the kernel's rdma_rxe, in one
+# boot: a table of ratios, and build/bench.json. BENCH: what to set in bench.sh.
+BENCH ?=
+bench: deps build build/guest-run
+	CGO_ENABLED=0 go build -trimpath -o build/roundtrip ./integration/roundtrip
+	@echo '$(BENCH)' > build/bench.env
+	@build/guest-run -guest trixie -script integration/scripts/bench.sh -daemon=no -timeout 20m \
+		-file $(BIN):/opt/uverbsd -file build/roundtrip:/opt/roundtrip -file build/bench.env:/opt/bench.env \
+		-file integration/scripts/lib.sh:/opt/lib.sh > build/bench.log; status=$$?; \
+	grep -v '^JSON ' build/bench.log; sed -n 's/^JSON //p' build/bench.log > build/bench.json; exit $$status
+
+# Go's own benchmarks.
+gobench:
 	go test -run '^$$' -bench . -benchmem ./...
 
 # Failure class 11 in full: destroy in the windows of retransmission and RNR, 10^5

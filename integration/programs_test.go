@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -21,18 +22,32 @@ import (
 type bootedGuest struct {
 	t       *testing.T
 	vm      *guest.VM
-	release int // in guest.Releases
+	release int  // in guest.Releases
+	mapped  bool // its daemon serves rxe0, see adapt
 }
 
 // forEachRelease boots each release and runs f in it.
 func forEachRelease(t *testing.T, cfg guest.Config, f func(*testing.T, *bootedGuest)) {
-	for i, r := range guest.Releases {
+	forReleases(t, guest.Releases, qibOnly(cfg), f)
+}
+
+// qibOnly serves qib0, whatever the release would have by itself.
+func qibOnly(cfg guest.Config) guest.Config {
+	const path = "/opt/qib.toml"
+	cfg.Files = append(slices.Clip(cfg.Files), guest.File{Host: "scripts/qib.toml", Guest: path})
+	cfg.DaemonArgs = []string{"serve", "--config", path}
+	return cfg
+}
+
+// forReleases runs f in a guest of each.
+func forReleases(t *testing.T, releases []guest.Release, cfg guest.Config, f func(*testing.T, *bootedGuest)) {
+	for i, r := range releases {
 		t.Run(string(r), func(t *testing.T) {
 			ctx := context.Background()
 			cfg := cfg
 			cfg.Release = r
 			cfg.Daemon = true
-			cfg.Files = append(cfg.Files, guest.File{Host: "scripts/lib.sh", Guest: "/opt/lib.sh"})
+			cfg.Files = append(slices.Clip(cfg.Files), guest.File{Host: "scripts/lib.sh", Guest: "/opt/lib.sh"})
 			cfg.Progress = func(s string) { t.Log(s) }
 			if err := guest.Prepare(ctx, cfg); err != nil {
 				t.Fatal(err)
@@ -43,7 +58,7 @@ func forEachRelease(t *testing.T, cfg guest.Config, f func(*testing.T, *bootedGu
 			}
 			defer vm.Close()
 			t.Logf("kernel %s, booted in %v", vm.Kernel(), vm.BootTime().Round(time.Second))
-			g := &bootedGuest{t, vm, i}
+			g := &bootedGuest{t: t, vm: vm, release: i}
 			f(t, g)
 			if t.Failed() {
 				log, _ := vm.DaemonLog(ctx)
@@ -60,7 +75,7 @@ func forEachRelease(t *testing.T, cfg guest.Config, f func(*testing.T, *bootedGu
 func (g *bootedGuest) step(t *testing.T, user, script string) []byte {
 	t.Helper()
 	res, err := g.vm.Exec(context.Background(), guest.Command{
-		Script: "set -eu -o pipefail\n. /opt/lib.sh\n" + script, User: user, Timeout: 2 * time.Minute,
+		Script: "set -eu -o pipefail\n. /opt/lib.sh\n" + g.adapt(script), User: user, Timeout: 2 * time.Minute,
 	})
 	if err != nil {
 		t.Fatalf("%v\n%s", err, res.Output)
@@ -243,7 +258,7 @@ func (g *bootedGuest) withTraffic(t *testing.T, f func()) {
 		if strings.HasSuffix(c, "127.0.0.1") {
 			wait = "listening " + strings.Fields(c[strings.Index(c, "-p ")+3:])[0] + "; "
 		}
-		s, err := g.vm.Go(guest.Command{Script: ". /opt/lib.sh; " + wait + "exec " + c, User: "tester", Timeout: time.Minute})
+		s, err := g.vm.Go(guest.Command{Script: ". /opt/lib.sh; " + wait + "exec " + g.adapt(c), User: "tester", Timeout: time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}

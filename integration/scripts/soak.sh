@@ -5,6 +5,8 @@ set -eu
 . /opt/lib.sh
 . /opt/soak.env
 cat > /tmp/soak.toml <<'END'
+[[device]]
+name = "qib0"
 [limits.user]
 contexts = 24
 pd = 160

@@ -51,6 +51,12 @@ func parse(args []string, stderr io.Writer) (*options, error) {
 		return parseYesNo(s, &o.cfg.Daemon)
 	})
 	o.cfg.Daemon = true
+	fs.Func("config", "the daemon's configuration `file`", func(s string) error {
+		f, err := guest.ParseFile(s + ":/opt/uverbsd.toml")
+		o.cfg.Files = append(o.cfg.Files, f)
+		o.cfg.DaemonArgs = []string{"serve", "--config", "/opt/uverbsd.toml"}
+		return err
+	})
 	fs.StringVar(&o.cfg.DaemonBinary, "daemon-binary", "", "static uverbsd `file` (default build/uverbsd)")
 	fs.Func("file", "`HOST[:GUEST]` file or folder to bring into the guest; repeatable", func(s string) error {
 		f, err := guest.ParseFile(s)
