@@ -149,7 +149,13 @@ func (g *rig) lastMap() *fakeMap { return g.maps.last }
 
 func (f *fakeMap) Path() string { return f.path }
 func (f *fakeMap) Unlink()      { delete(f.m.files, f.path) }
-func (f *fakeMap) Close()       { f.m.live-- }
+
+func (f *fakeMap) Close() {
+	f.m.live--
+	for _, b := range f.pieces {
+		f.m.bytes -= len(b)
+	}
+}
 
 func (f *fakeMap) Alloc(n int) ([]byte, uint64, error) {
 	n = (n + 4095) &^ 4095

@@ -41,6 +41,10 @@ func (o *cqObject) close() error {
 	if err := o.hca.Close(); err != nil {
 		return err
 	}
+	if o.mapped.ending() {
+		// Who polls in memory would never hear of it.
+		o.mapped.list[0].(hca.CompQueue).Push(&hca.WC{Status: hca.WCFatalErr}, true)
+	}
 	o.mapped.close()
 	// ib_uverbs_release_ucq: unread events go, read ones stay counted.
 	if o.channel != nil {
@@ -120,7 +124,7 @@ func (c *call) mapCQ(u *ucontext, init *hca.CQInit, cq *cqObject) error {
 		init.Queue.Close()
 		return err
 	}
-	cq.mapped = mapped{init.Queue}
+	cq.mapped = u.mapped(init.Queue)
 	return nil
 }
 

@@ -87,7 +87,7 @@ func postSend(c *call) error {
 	if done > 0 {
 		c.after = qp.hca
 	}
-	if qp.mapped != nil && len(c.sends) == 0 && err == nil {
+	if qp.mapped.list != nil && len(c.sends) == 0 && err == nil {
 		// The doorbell of a mapped queue. That no request was bad is in the result
 		// already: a write into the client's memory, which nobody reads, would be the
 		// only system call before the answer.

@@ -30,6 +30,10 @@ func (o *qpObject) close() error {
 		}
 	} else {
 		o.mcasts.detachAll(o.hca)
+		if o.mapped.ending() {
+			// Flushed, for a client that polls in memory.
+			_ = o.hca.Modify(&hca.QPAttr{State: hca.QPErr}, hca.QPMaskState)
+		}
 		if err := o.hca.Close(); err != nil {
 			return err
 		}
@@ -156,13 +160,13 @@ func (c *call) mapQP(u *ucontext, init *hca.QPInit, qp *qpObject) error {
 	if init.SQ, err = queues.NewSendQueue(init.Cap); err != nil {
 		return err
 	}
-	qp.mapped = mapped{init.SQ}
+	qp.mapped = u.mapped(init.SQ)
 	if init.SRQ == nil && init.RecvCQ != nil {
 		if init.RQ, err = queues.NewRecvQueue(init.Cap.MaxRecvWR, init.Cap.MaxRecvSGE); err != nil {
 			qp.mapped.close()
 			return err
 		}
-		qp.mapped = append(qp.mapped, init.RQ)
+		qp.mapped = u.mapped(init.SQ, init.RQ)
 	}
 	if err := c.answer(queues.QPAnswer(init.RQ, init.SQ)); err != nil {
 		qp.mapped.close()

@@ -87,7 +87,7 @@ func (c *call) makeSRQ(in *abi.CreateXSRQ, out *abi.CreateSRQResp) error {
 		if init.RQ, err = queues.NewRecvQueue(in.MaxWR, in.MaxSGE); err != nil {
 			return err
 		}
-		srq.mapped = mapped{init.RQ}
+		srq.mapped = u.mapped(init.RQ)
 	}
 	o, err := c.begin(kindSRQ, srqBytes(in.MaxWR, in.MaxSGE))
 	if err == nil {
@@ -144,12 +144,12 @@ func (c *call) resizeSRQ(o *idr.Object, srq *srqObject, in *abi.ModifySRQ, mask 
 	defer srq.resizing.Unlock()
 	var next mapped
 	var rq hca.RecvQueue
-	if srq.mapped != nil {
+	if srq.mapped.list != nil {
 		var err error
-		if rq, err = c.remapSRQ(in.MaxWR, srq.maxSGE); err != nil {
+		if rq, err = c.remapSRQ(srq.mapped.m, in.MaxWR, srq.maxSGE); err != nil {
 			return err
 		}
-		next = mapped{rq}
+		next = mapped{srq.mapped.m, []hca.Mapped{rq}}
 	}
 	cost := objectBytes + srqBytes(in.MaxWR, srq.maxSGE)
 	err := c.f.recharge(o, cost, func() error {
@@ -167,20 +167,16 @@ func (c *call) resizeSRQ(o *idr.Object, srq *srqObject, in *abi.ModifySRQ, mask 
 // remapSRQ makes a queue of another size and tells the client of it, where its
 // library says (rxe_srq_from_attr with struct rxe_modify_srq_cmd, which is the
 // address alone). EINVAL without that, EFAULT.
-func (c *call) remapSRQ(wrs, sges uint32) (hca.RecvQueue, error) {
-	u, err := c.context()
-	if err != nil {
-		return nil, err
-	}
+func (c *call) remapSRQ(m *mapping, wrs, sges uint32) (hca.RecvQueue, error) {
 	var addr uint64
 	if copy(bytesOf(&addr), c.udin) < 8 || wrs == 0 {
 		return nil, unix.EINVAL
 	}
-	rq, err := u.maps.queues.NewRecvQueue(wrs, sges)
+	rq, err := m.queues.NewRecvQueue(wrs, sges)
 	if err != nil {
 		return nil, err
 	}
-	if err := c.write(u.maps.queues.SRQResizeAnswer(rq), addr); err != nil {
+	if err := c.write(m.queues.SRQResizeAnswer(rq), addr); err != nil {
 		rq.Close()
 		return nil, err
 	}

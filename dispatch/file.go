@@ -124,6 +124,7 @@ func (f *File) teardown() {
 		// First: nobody reads what the objects' ends would say. That the device
 		// has gone, everybody may.
 		u.async.detach(told)
+		u.maps.end()
 	}
 	left := f.objects.Teardown(f.destroy)
 	f.dev.logTeardown(f, len(left))

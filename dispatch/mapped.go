@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/uverbsd/uverbsd/hca"
 	"golang.org/x/sys/unix"
@@ -34,7 +35,8 @@ type mapping struct {
 	f      *File
 	file   MapFile
 	queues hca.Queues
-	async  int32 // the client's number of its async_fd
+	async  int32       // the client's number of its async_fd
+	ending atomic.Bool // all objects go, and their queues with the file
 
 	// mu guards the members below. Leaf.
 	mu     sync.Mutex
@@ -127,11 +129,30 @@ func (u *ucontext) queues(f *File) (hca.Queues, error) {
 }
 
 // mapped are the queues of one object. The driver's object is closed first.
-type mapped []hca.Mapped
+type mapped struct {
+	m    *mapping
+	list []hca.Mapped
+}
 
-func (m mapped) close() {
-	for _, q := range m {
+func (u *ucontext) mapped(q ...hca.Mapped) mapped { return mapped{u.maps, q} }
+
+// close gives the queues' memory back, unless all of the context's goes at once: a
+// client that is still there may yet read what the end has put into them.
+func (q *mapped) close() {
+	if q.ending() {
+		return
+	}
+	for _, q := range q.list {
 		q.Close()
+	}
+}
+
+func (q *mapped) ending() bool { return q.m != nil && q.m.ending.Load() }
+
+// end is for the objects of a context that ends as a whole.
+func (m *mapping) end() {
+	if m != nil {
+		m.ending.Store(true)
 	}
 }
 

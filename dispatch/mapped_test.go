@@ -184,3 +184,32 @@ func TestRow25NoMapping(t *testing.T) {
 	c.pd()
 	c.cmd(unix.EOPNOTSUPP, abi.CmdCreateCQ, 24, raw(abi.CreateCQ{Response: resp, CQE: 4, CompChannel: -1}))
 }
+
+// Failure class 28: a client that polls in memory asks nobody whether the device is
+// still there. When it goes, what is posted is flushed, and every completion queue
+// ends with an error; the memory stays as it is.
+func TestRow28RemovalIsSeenInMappedQueues(t *testing.T) {
+	g := newMappedRig(t)
+	c := g.client(100)
+	c.context()
+	pd := c.pd()
+	cq, at := c.mappedCQ()
+	_, idle := c.mappedCQ()
+	qp, _ := c.mappedQP(pd, cq)
+	c.connect(qp.QPHandle, qp.QPN, 1)
+	ring, other := g.lastMap().pieces[at.Offset], g.lastMap().pieces[idle.Offset]
+	g.dev.Remove()
+	for name, b := range map[string][]byte{"with a queue pair": ring, "idle": other} {
+		head := (*abi.RXEQueueBuf)(unsafe.Pointer(&b[0]))
+		if head.ProducerIndex == 0 {
+			t.Fatalf("%s: nothing to poll", name)
+		}
+		last := (*abi.WC)(unsafe.Pointer(&b[unsafe.Sizeof(*head)+uintptr(head.ProducerIndex-1)<<head.Log2ElemSize]))
+		if last.Status != uint32(hca.WCFatalErr) {
+			t.Errorf("%s: the last completion is %+v", name, *last)
+		}
+	}
+	g.swapped[0].Release()
+	c.h.Release()
+	g.empty()
+}

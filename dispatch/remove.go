@@ -105,6 +105,9 @@ func (f *File) retire() bool {
 		return true
 	}
 	quiet := f.active.Load() <= 1 // looked at first: no command is making a context then
+	if u := f.ctx.Load(); u != nil {
+		u.maps.end()
+	}
 	left := f.objects.Retire(f.destroy)
 	u := f.ctx.Load()
 	if u != nil {

@@ -56,6 +56,7 @@ type devices struct {
 	pins    pin.Accountant
 	users   *dispatch.Users
 	failed  chan error // capacity 1: a session ended by itself
+	keeper  keeper     // outlives a daemon that is killed; nil: none
 
 	// change is held by add, remove and stop. Outermost.
 	change  sync.Mutex
@@ -283,7 +284,7 @@ func (d *devices) bringUp(c *deviceConfig) (_ *servedDevice, err error) {
 			return nil, err
 		}
 		undo = append(undo, func() { _ = s.maps.Close() })
-		files = &maps{s.maps, s.node}
+		files = &maps{fs: s.maps, n: s.node, keeper: d.keeper}
 	}
 	s.dev = dispatch.NewDevice(dispatch.Config{
 		HCA: engine, Provider: provider, Maps: files, Node: s.path(), System: system{}, Pins: &d.pins, Users: d.users, Log: log,

@@ -2,10 +2,14 @@ package main
 
 import (
 	"path/filepath"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/uverbsd/uverbsd/cuse"
 	"github.com/uverbsd/uverbsd/cuse/ctxfs"
 	"github.com/uverbsd/uverbsd/dispatch"
+	"github.com/uverbsd/uverbsd/hca/provider/rxe"
 )
 
 // ctxDir has a mount for each device whose clients map their queues.
@@ -13,9 +17,18 @@ const ctxDir = "/run/uverbsd/ctx"
 
 // maps is a ctxfs.FS as dispatch.Maps.
 type maps struct {
-	fs *ctxfs.FS
-	n  *node // its files count for the node's life
+	fs     *ctxfs.FS
+	n      *node // its files count for the node's life
+	keeper keeper
 }
+
+// keeper holds descriptors for the case that the daemon is killed (sysfs.Keeper).
+type keeper interface {
+	Hold(id uint64, fd int)
+	Drop(id uint64)
+}
+
+var lastHeld atomic.Uint64
 
 func (m *maps) New(uid, gid uint32, charge func(bytes int) error, open func(dispatch.Request) (dispatch.Handle, error)) (dispatch.MapFile, error) {
 	arena, err := ctxfs.NewArena(charge)
@@ -37,12 +50,41 @@ func (m *maps) New(uid, gid uint32, charge func(bytes int) error, open func(disp
 		arena.Close()
 		return nil, err
 	}
-	return &mapFile{arena, e}, nil
+	f := &mapFile{Arena: arena, e: e, keeper: m.keeper, id: lastHeld.Add(1)}
+	if f.keeper != nil {
+		f.keeper.Hold(f.id, arena.FD())
+	}
+	return f, nil
 }
 
 type mapFile struct {
 	*ctxfs.Arena
-	e *ctxfs.Entry
+	e      *ctxfs.Entry
+	keeper keeper
+	id     uint64
+}
+
+// Close is Arena's.
+func (f *mapFile) Close() {
+	if f.keeper != nil {
+		f.keeper.Drop(f.id)
+	}
+	f.Arena.Close()
+}
+
+// endMapped is what the keeper does with a context's memory after the daemon was
+// killed: its client may poll there, and would for ever.
+func endMapped(fd int) {
+	size, err := unix.Seek(fd, 0, unix.SEEK_END)
+	if err != nil || size == 0 {
+		return
+	}
+	mem, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return
+	}
+	rxe.EndAll(mem)
+	_ = unix.Munmap(mem)
 }
 
 func (f *mapFile) Path() string { return f.e.Path() }

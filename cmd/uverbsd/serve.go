@@ -161,6 +161,7 @@ func (d *daemon) prepareHost() error {
 		return err
 	}
 	d.onStop(keeper.Stop)
+	d.devices.keeper = keeper
 	if err := guard.Install(); err != nil {
 		return err
 	}
@@ -200,6 +201,6 @@ func keeperCmd() *cobra.Command {
 		Use:    keeperArg,
 		Hidden: true,
 		Args:   cobra.NoArgs,
-		RunE:   func(*cobra.Command, []string) error { return sysfs.KeeperMain(os.Stdin, clean) },
+		RunE:   func(*cobra.Command, []string) error { return sysfs.KeeperMain(endMapped, clean) },
 	}
 }

@@ -1,12 +1,15 @@
 package sysfs
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"os/signal"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Keeper is a child process that outlives a daemon that is killed, and cleans
@@ -14,16 +17,26 @@ import (
 // all other ends (a daemon in the foreground, the OOM killer taking only it).
 type Keeper struct {
 	cmd  *exec.Cmd
-	pipe *os.File
+	sock *os.File
 }
+
+// What the keeper is told, one message each: the first byte, and for hold and drop
+// a number.
+const (
+	keeperQuit = 'q' // the daemon has cleaned up
+	keeperHold = 'h' // with a descriptor
+	keeperDrop = 'd'
+	keeperMsg  = 1 + 8 // bytes
+)
 
 // StartKeeper runs this program again with args, which must lead it to
 // KeeperMain. Call it before anything is mounted.
 func StartKeeper(args ...string) (*Keeper, error) {
-	r, w, err := os.Pipe()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("start the keeper: %w", err)
 	}
+	r, w := os.NewFile(uintptr(fds[0]), "keeper"), os.NewFile(uintptr(fds[1]), "keeper")
 	defer r.Close()
 	// Its own session: a Ctrl-C or a hangup of the terminal is not for it.
 	cmd := exec.Command("/proc/self/exe", args...)
@@ -33,13 +46,13 @@ func StartKeeper(args ...string) (*Keeper, error) {
 		_ = w.Close()
 		return nil, fmt.Errorf("start the keeper: %w", err)
 	}
-	return &Keeper{cmd: cmd, pipe: w}, nil
+	return &Keeper{cmd: cmd, sock: w}, nil
 }
 
 // Stop dismisses the keeper without cleaning: the daemon has done it itself.
 func (k *Keeper) Stop() error {
-	_, err := k.pipe.Write([]byte{'q'})
-	_ = k.pipe.Close()
+	_, err := k.sock.Write([]byte{keeperQuit})
+	_ = k.sock.Close()
 	if werr := k.cmd.Wait(); err == nil {
 		err = werr
 	}
@@ -49,16 +62,83 @@ func (k *Keeper) Stop() error {
 	return nil
 }
 
-// KeeperMain is the child's whole life: it waits for the daemon's end of stdin
-// to close, and then, unless it was dismissed, runs clean (sysfs.Clean and the
-// modprobe guard's).
-func KeeperMain(stdin io.Reader, clean func() error) error {
-	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	var b [1]byte
-	if n, err := stdin.Read(b[:]); n == 1 && b[0] == 'q' {
-		return nil
-	} else if n == 0 && err != io.EOF {
-		return fmt.Errorf("keeper: wait for the daemon: %w", err)
+// Hold gives the keeper a copy of fd, which it hands to its heir function if the
+// daemon is killed before Drop of the same id. Neither waits: a keeper that does
+// not keep up misses one.
+func (k *Keeper) Hold(id uint64, fd int) { k.tell(keeperHold, id, unix.UnixRights(fd)) }
+
+// Drop takes Hold back.
+func (k *Keeper) Drop(id uint64) { k.tell(keeperDrop, id, nil) }
+
+func (k *Keeper) tell(op byte, id uint64, rights []byte) {
+	var b [keeperMsg]byte
+	b[0] = op
+	binary.NativeEndian.PutUint64(b[1:], id)
+	c, err := k.sock.SyscallConn()
+	if err != nil {
+		return
 	}
-	return clean()
+	_ = c.Control(func(s uintptr) {
+		_ = unix.Sendmsg(int(s), b[:], rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	})
+}
+
+// KeeperMain is the child's whole life: it waits for the daemon's end of its
+// standard input to close, and then, unless it was dismissed, runs heir on each
+// descriptor that it holds, and clean (sysfs.Clean and the modprobe guard's).
+func KeeperMain(heir func(fd int), clean func() error) error {
+	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	var l unix.Rlimit
+	if unix.Getrlimit(unix.RLIMIT_NOFILE, &l) == nil && l.Cur < l.Max {
+		l.Cur = l.Max
+		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &l)
+	}
+	held := make(map[uint64]int)
+	for {
+		op, id, fd, err := keeperNext()
+		switch {
+		case err != nil:
+			return fmt.Errorf("keeper: wait for the daemon: %w", err)
+		case op == keeperQuit:
+			return nil
+		case op == 0: // killed
+			for _, fd := range held {
+				heir(fd)
+			}
+			return clean()
+		case op == keeperHold && fd >= 0:
+			held[id] = fd
+		case op == keeperDrop:
+			if fd, ok := held[id]; ok {
+				_ = unix.Close(fd)
+				delete(held, id)
+			}
+		}
+	}
+}
+
+// keeperNext is the next message; op is 0 at the end, fd -1 if none came with it.
+func keeperNext() (op byte, id uint64, fd int, err error) {
+	var b [keeperMsg]byte
+	oob := make([]byte, unix.CmsgSpace(4))
+	n, oobn := 0, 0
+	for {
+		n, oobn, _, _, err = unix.Recvmsg(0, b[:], oob, unix.MSG_CMSG_CLOEXEC)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if errors.Is(err, unix.ECONNRESET) {
+		return 0, 0, -1, nil
+	}
+	if err != nil || n == 0 {
+		return 0, 0, -1, err
+	}
+	fd = -1
+	if msgs, err := unix.ParseSocketControlMessage(oob[:oobn]); err == nil && len(msgs) > 0 {
+		if fds, err := unix.ParseUnixRights(&msgs[0]); err == nil && len(fds) > 0 {
+			fd = fds[0]
+		}
+	}
+	return b[0], binary.NativeEndian.Uint64(b[1:]), fd, nil
 }

@@ -86,3 +86,12 @@ func (a *Arena) Left() int {
 	defer a.mu.Unlock()
 	return len(a.all)
 }
+
+// Each calls f on each allocation as another process may have mapped it.
+func (a *Arena) Each(f func(mem []byte)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, m := range a.all {
+		f(m.client)
+	}
+}
