@@ -1,6 +1,7 @@
 package hcatest
 
 import (
+	"fmt"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -13,6 +14,8 @@ var errorCases = []testCase{
 	{"ShortReceive", testShortReceive},
 	{"Row10BadReceiveKey", testBadReceiveKey},
 	{"Row10LocalAccess", testLocalAccess},
+	{"ListBeyondMessage", testListBeyondMessage},
+	{"ListBeyondAtomic", testListBeyondAtomic},
 	{"MemoryFails", testMemoryFails},
 	{"DeregisteredMidway", testDeregistered},
 }
@@ -131,6 +134,98 @@ func testBadReceiveKey(t *testing.T, p Pair) {
 		if a.state() != errS || b.state() != errS {
 			t.Errorf("states %d and %d", a.state(), b.state())
 		}
+	}
+}
+
+// testListBeyondMessage: of a receive only what the message fills is checked.
+// perftest 25.01 rounds the receives of an SRQ up to whole MTUs, and over UD the
+// last of them then ends behind its region (ctx_set_recv_wqes).
+func testListBeyondMessage(t *testing.T, p Pair) {
+	list := func(s ...hca.SGE) []hca.SGE { return s }
+	bad := func(b *end, n int) hca.SGE { s := b.sge(0, n); s.LKey = 0; return s }
+	types := []struct {
+		name  string
+		o     opts
+		front int // room for the GRH
+		sizes []int
+	}{
+		{"RC", defaults(), 0, []int{0, 8, 5000, 700000}},
+		{"RC with SRQ", srqOpts(8), 0, []int{0, 8, 5000, 700000}},
+		{"UC", defaults().with(func(o *opts) { o.typ = uc }), 0, []int{0, 8, 5000, 700000}},
+		{"UD", udOpts(), 40, []int{0, 8, 4096}},
+		{"UD with SRQ", srqOpts(8).with(func(o *opts) { o.typ = ud }), 40, []int{0, 8, 4096}},
+	}
+	// The message and its GRH are n bytes; at is where they start in the region.
+	lists := []struct {
+		name string
+		sge  func(b *end, n int) ([]hca.SGE, int)
+		ok   bool
+	}{
+		{"ends behind the region", func(b *end, n int) ([]hca.SGE, int) {
+			return list(b.sge(memSize-n, n+4096)), memSize - n
+		}, true},
+		{"filled behind the region", func(b *end, n int) ([]hca.SGE, int) {
+			return list(b.sge(memSize-n+1, n+4096)), 0
+		}, false},
+		{"bad key not reached", func(b *end, n int) ([]hca.SGE, int) {
+			return list(b.sge(64, n), bad(b, 8)), 64
+		}, true},
+		{"bad key reached", func(b *end, n int) ([]hca.SGE, int) {
+			return list(b.sge(64, n-1), bad(b, 8)), 0
+		}, false},
+	}
+	for _, typ := range types {
+		for _, n := range typ.sizes {
+			for _, l := range lists {
+				if n+typ.front == 0 && !l.ok {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s/%d bytes/%s", typ.name, n, l.name), func(t *testing.T) {
+					a, b := pairOf(t, p, typ.o.with(func(o *opts) { o.srq = nil }), typ.o)
+					sges, at := l.sge(b, n+typ.front)
+					b.postRecv(1, sges...)
+					a.mem.Set(0, Pattern(7, n))
+					w := a.send(2, 0, n)
+					if typ.o.typ == ud {
+						w = a.dgram(2, 0, n, b, a.ah(b))
+					}
+					a.postSend(w)
+					sent, received := hca.WCSuccess, hca.WCSuccess
+					if !l.ok {
+						received = hca.WCLocProtErr
+						if typ.o.typ == rc {
+							sent = hca.WCRemOpErr
+						}
+					}
+					one(t, a.scq, 2, sent)
+					one(t, b.rcq, 1, received)
+					if l.ok {
+						equal(t, b.mem.Get(at+typ.front, n), Pattern(7, n))
+					}
+				})
+			}
+		}
+	}
+}
+
+// testListBeyondAtomic: the answer of an atomic is eight bytes, however long the
+// list is.
+func testListBeyondAtomic(t *testing.T, p Pair) {
+	for name, f := range map[string]func(a *end) []hca.SGE{
+		"ends behind the region": func(a *end) []hca.SGE { return []hca.SGE{a.sge(memSize-8, 16)} },
+		"bad key not reached":    func(a *end) []hca.SGE { return []hca.SGE{a.sge(memSize-8, 8), {Length: 8}} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := pair(t, p, defaults())
+			b.mem.Set(0, Pattern(3, 8))
+			w := a.rdma(hca.OpAtomicFetchAdd, 1, 0, b, 0, 8)
+			w.SGE = f(a)
+			a.postSend(w)
+			if wc := one(t, a.scq, 1, hca.WCSuccess); wc.ByteLen != 8 {
+				t.Errorf("%d bytes", wc.ByteLen)
+			}
+			equal(t, a.mem.Get(memSize-8, 8), Pattern(3, 8))
+		})
 	}
 }
 

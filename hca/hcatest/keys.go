@@ -93,6 +93,9 @@ func testInvalidLKeyOps(t *testing.T, p Pair) {
 	for name, key := range keys {
 		for _, op := range ops {
 			for _, second := range []bool{false, true} { // first or last element
+				if second && (op == hca.OpAtomicCmpSwap || op == hca.OpAtomicFetchAdd) {
+					continue // its answer ends in the first element: testListBeyondAtomic
+				}
 				a, b := pair(t, p, defaults())
 				b.postRecv(1, b.sge(0, 64))
 				a.postRecv(2, a.sge(0, 64))

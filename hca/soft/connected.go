@@ -20,8 +20,12 @@ func (x *exec) perform() (verdict, hca.WCStatus) {
 	if x.op == hca.OpRDMARead || isAtomic(x.op) {
 		need = hca.AccessLocalWrite
 	}
+	limit := uint64(everything)
+	if isAtomic(x.op) {
+		limit = atomicSize
+	}
 	x.length = 0
-	if !x.src.resolve(q.pd, need) {
+	if !x.src.resolve(q.pd, need, limit) {
 		return finished, hca.WCLocProtErr
 	}
 	x.length = x.src.n + uint64(x.ninline)
@@ -189,7 +193,7 @@ func (x *exec) checkRecv(p *QP) hca.WCStatus {
 		pd = p.srq.pd
 	}
 	x.dst.sges = append(x.dst.sges[:0], x.rsge[:x.recv.nsge]...)
-	if !x.dst.resolve(pd, hca.AccessLocalWrite) {
+	if !x.dst.resolve(pd, hca.AccessLocalWrite, x.length) {
 		return hca.WCLocProtErr
 	}
 	if x.dst.n < x.length {
@@ -263,17 +267,16 @@ func (x *exec) read(p *QP) (verdict, hca.WCStatus) {
 // atomic does COMPARE SWAP and FETCH ADD, plain and masked, on 8 bytes in the
 // host's order, one at a time per space.
 func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
-	if v, st, ok := x.remote(p, hca.AccessRemoteAtomic, 8); !ok {
+	if v, st, ok := x.remote(p, hca.AccessRemoteAtomic, atomicSize); !ok {
 		return v, st
 	}
-	x.length = 8
 	target := &x.dst.segs[0]
 	space, done := target.mr.spaceAt(target.addr)
 	defer done(space)
 	if !space.lockOrPark(x.q) {
 		return needPlace, 0
 	}
-	word := x.small[:8]
+	word := x.small[:atomicSize]
 	res := movedAll
 	if target.read(word, 0) != nil {
 		res = badDst
@@ -281,7 +284,7 @@ func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
 		res = stopped
 	} else {
 		if val, store := x.update(binary.NativeEndian.Uint64(word)); store {
-			upd := x.small[8:16]
+			upd := x.small[atomicSize : 2*atomicSize]
 			binary.NativeEndian.PutUint64(upd, val)
 			if target.write(upd, 0) != nil {
 				res = badDst
@@ -293,7 +296,7 @@ func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
 	if res == movedAll && x.src.write(word) != nil {
 		res = badSrc
 	}
-	return x.finishRemote(p, res, hca.WCRemOpErr, 8, 8)
+	return x.finishRemote(p, res, hca.WCRemOpErr, atomicSize, atomicSize)
 }
 
 // remote checks an RDMA or atomic request at the responder: what the QP allows,

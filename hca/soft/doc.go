@@ -140,6 +140,8 @@ const (
 	maxMsg = 1 << 31
 	// grhSize is the room in front of a datagram's payload (IBTA 1.4 §11.4.1.2).
 	grhSize = 40
+	// atomicSize is the bytes that an atomic works on and answers (IBTA 1.4 §9.4.5).
+	atomicSize = 8
 )
 
 const (

@@ -57,7 +57,7 @@ func (q *QP) checkSend(w *hca.SendWR) (*AH, error) {
 	if len(w.SGE) > int(q.cap.MaxSendSGE) {
 		return nil, fmt.Errorf("%d SGEs: %w", len(w.SGE), einval)
 	}
-	if atomic && (len(w.SGE) == 0 || w.SGE[0].Length < 8) {
+	if atomic && (len(w.SGE) == 0 || w.SGE[0].Length < atomicSize) {
 		return nil, fmt.Errorf("atomic without room for its result: %w", einval)
 	}
 	if w.Flags&hca.SendInline != 0 {

@@ -1,6 +1,7 @@
 package soft
 
 import (
+	"math"
 	"sync"
 
 	"github.com/uverbsd/uverbsd/hca"
@@ -46,7 +47,7 @@ func (s *seg) write(p []byte, off uint64) error {
 type vec struct {
 	sges []hca.SGE // as posted
 	segs []seg     // empty pieces left out
-	n    uint64    // bytes in all
+	n    uint64    // bytes in segs
 	i    int       // cursor: segs[i] at off
 	off  uint64
 }
@@ -56,25 +57,31 @@ func (v *vec) clear() {
 	v.sges, v.segs, v.n, v.i, v.off = v.sges[:0], v.segs[:0], 0, 0, 0
 }
 
-// resolve checks the SGEs against the regions of a PD; false if one is bad. An
-// SGE of length 0 is not looked at (rvt_post_one_wr).
-func (v *vec) resolve(pd *PD, need hca.Access) bool {
+// everything is a limit for resolve that no list reaches.
+const everything = math.MaxUint64
+
+// resolve checks the first limit bytes of the SGEs against the regions of a PD;
+// false if some of them are bad. Only what is moved is looked at, as in rxe
+// (copy_data): the rest of a receive that is longer than its message, or of the
+// list for an atomic's answer, may name anything. So may an SGE of length 0.
+func (v *vec) resolve(pd *PD, need hca.Access, limit uint64) bool {
 	v.segs, v.n, v.i, v.off = v.segs[:0], 0, 0, 0
 	for i := range v.sges {
 		g := &v.sges[i]
-		if g.Length == 0 {
+		n := min(uint64(g.Length), limit-v.n)
+		if n == 0 {
 			continue
 		}
 		m := pd.ctx.dev.mrs.lookup(g.LKey)
 		if m == nil || m.pd != pd || m.access&need != need {
 			return false
 		}
-		addr, ok := m.at(g.Addr, uint64(g.Length))
+		addr, ok := m.at(g.Addr, n)
 		if !ok {
 			return false
 		}
-		v.segs = append(v.segs, seg{mr: m, addr: addr, n: uint64(g.Length)})
-		v.n += uint64(g.Length)
+		v.segs = append(v.segs, seg{mr: m, addr: addr, n: n})
+		v.n += n
 	}
 	return true
 }
