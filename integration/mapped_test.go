@@ -3,8 +3,6 @@
 package integration_test
 
 import (
-	"bytes"
-	"context"
 	"fmt"
 	"regexp"
 	"strings"
@@ -97,8 +95,5 @@ func testMappedStrace(t *testing.T, g *bootedGuest) {
 		out=$(timeout 30 strace -f -o /dev/null ibv_rc_pingpong -d qib0 2>&1) && exit 1
 		[ $? != 124 ]
 		grep "Couldn't create CQ" <<< "$out"`)
-	log, err := g.vm.DaemonLog(context.Background())
-	if err != nil || !bytes.Contains(log, []byte("traced")) {
-		t.Errorf("the log does not say that the client is traced (%v)", err)
-	}
+	g.logSays(t, "traced")
 }

@@ -159,9 +159,15 @@ func TestPrograms(t *testing.T) {
 // works without, and the log says why.
 func testStrace(t *testing.T, g *bootedGuest) {
 	g.step(t, "tester", `pingpong 20301 strace -f -o /dev/null ibv_rc_pingpong -d qib0 -n 50`)
+	g.logSays(t, "traced")
+}
+
+// logSays: the daemon's log has these words.
+func (g *bootedGuest) logSays(t *testing.T, what string) {
+	t.Helper()
 	log, err := g.vm.DaemonLog(context.Background())
-	if err != nil || !bytes.Contains(log, []byte("traced")) {
-		t.Errorf("the log does not say that the client is traced (%v)", err)
+	if err != nil || !bytes.Contains(log, []byte(what)) {
+		t.Errorf("the log does not say %q (%v)", what, err)
 	}
 }
 
