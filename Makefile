@@ -31,7 +31,7 @@ check:
 	go vet -tags guest ./integration/...
 	go test -race ./...
 	# They count allocations, and the race detector makes some of its own.
-	go test -run 'NoAlloc|TestChurnIsFlat' ./cuse ./hca/soft
+	go test -run 'NoAlloc|TestChurnIsFlat' ./cuse ./hca/soft ./hca/provider/rxe
 
 test: deps check guest-test
 
