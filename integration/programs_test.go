@@ -31,8 +31,12 @@ func forEachRelease(t *testing.T, cfg guest.Config, f func(*testing.T, *bootedGu
 	forReleases(t, guest.Releases, qibOnly(cfg), f)
 }
 
-// qibOnly serves qib0, whatever the release would have by itself.
+// qibOnly serves qib0, whatever the release would have by itself, unless the test
+// says what to serve.
 func qibOnly(cfg guest.Config) guest.Config {
+	if cfg.DaemonArgs != nil {
+		return cfg
+	}
 	const path = "/opt/qib.toml"
 	cfg.Files = append(slices.Clip(cfg.Files), guest.File{Host: "scripts/qib.toml", Guest: path})
 	cfg.DaemonArgs = []string{"serve", "--config", path}
