@@ -73,7 +73,7 @@ pyverbs-list: deps build build/guest-run
 
 # The whole of perftest's matrix in both releases; `make test` runs each row in one.
 perftest: deps build build/guest-run
-	go test -tags guest -count=1 -timeout 60m -run 'TestPerftest' ./integration -perftest-all
+	go test -tags guest -count=1 -timeout 60m -run 'TestPerftest|TestMapped' ./integration -perftest-all
 
 # Its own daemon, with limits (soak.sh). The guest's time limit is five minutes
 # more than the soak: a Go duration is a sum, so 10m5m is fifteen minutes.
