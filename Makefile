@@ -12,7 +12,7 @@ QIB := -config integration/scripts/qib.toml
 BIN := build/uverbsd
 VERSION := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 
-.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench-objects oracle pyverbs-list perftest soak bench gobench races fuzz lint clean FORCE
+.PHONY: all build deps check test guest-test guest demo bench-roundtrip bench-objects mapped-cost oracle pyverbs-list perftest soak bench gobench races fuzz lint clean FORCE
 
 all: build
 
@@ -61,6 +61,11 @@ bench-roundtrip: deps build build/guest-run
 bench-objects: deps build build/guest-run
 	CGO_ENABLED=0 go build -trimpath -o build/raw ./integration/raw
 	@build/guest-run -guest $(GUEST) -script integration/scripts/objects.sh $(QIB) -file build/raw:/opt/raw -file integration/scripts/lib.sh:/opt/lib.sh
+
+# What many contexts with mapped queues cost the daemon: memory, and CPU when idle.
+mapped-cost: deps build build/guest-run
+	CGO_ENABLED=0 go build -trimpath -o build/raw ./integration/raw
+	@build/guest-run -guest trixie -script integration/scripts/mappedcost.sh -file build/raw:/opt/raw -file integration/scripts/lib.sh:/opt/lib.sh
 
 # Every command's forms, to the daemon and to the kernel's rdma_rxe as the oracle.
 oracle: deps build build/guest-run

@@ -97,6 +97,7 @@ func (p *process) CheckRange(addr, n uint64, write bool) error {
 type machine struct {
 	dev    *dispatch.Device
 	seized error  // what Install says
+	noOpen error  // what Install's open says, if it does not reach the device
 	letGo  func() // runs once, when Install has let the thread go and has not returned
 	// beforeOpen runs once, between a command's announcement of its open and
 	// the open.
@@ -150,10 +151,13 @@ func (g *rig) lastMap() *fakeMap { return g.maps.last }
 func (f *fakeMap) Path() string { return f.path }
 func (f *fakeMap) Unlink()      { delete(f.m.files, f.path) }
 
-func (f *fakeMap) Close() {
+func (f *fakeMap) Close(keep bool) {
 	f.m.live--
 	for _, b := range f.pieces {
 		f.m.bytes -= len(b)
+		if !keep {
+			clear(b)
+		}
 	}
 }
 
@@ -279,7 +283,11 @@ func (m *machine) Install(tid int, ways func(int) []string, opened func() bool, 
 		m.beforeOpen = nil
 		f()
 	}
-	h, err := m.dev.Open(newRequest(tid))
+	var h dispatch.Handle
+	err := m.noOpen
+	if err == nil {
+		h, err = m.dev.Open(newRequest(tid))
+	}
 	if err == nil {
 		m.opened[m.nextFD] = h
 	}

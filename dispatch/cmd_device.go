@@ -40,7 +40,7 @@ func getContext(c *call) error {
 	}
 	undo := func() {
 		_ = u.hca.Close()
-		u.maps.close()
+		u.maps.close(false)
 		opened()
 	}
 	var err error
@@ -80,7 +80,7 @@ func getContext(c *call) error {
 	// events rather than not at all.
 	f.dev.cfg.Log.Warn("client gets no event descriptor: its async events are lost",
 		zap.Int("pid", f.proc.PID()), zap.String("program", f.proc.Name()), zap.Error(err))
-	u.maps.close()
+	u.maps.close(false)
 	u.maps = nil
 	if err = commit(NoFD, c.write, func() error { return nil }); err != nil {
 		undo()

@@ -176,6 +176,9 @@ func (d *Device) install(c *call, ev *eventFile, commit func(s Standing) error, 
 	defer d.forget(c.tid, ev)
 	c.r.Detach()
 	return d.cfg.System.Install(c.tid, c.f.ways(), ev.isOpen, func() { c.reply(nil) }, func(s Standing, err error) unix.Errno {
+		// Nothing more is opened for us: once it goes on, what the thread opens is
+		// its own affair.
+		d.forget(c.tid, ev)
 		if err == nil && !ev.isOpen() {
 			// The path led somewhere else (another mount namespace, no /proc).
 			err = fmt.Errorf("descriptor %d is not our event file: %w", s.FD(), unix.EBADF)

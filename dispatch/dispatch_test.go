@@ -148,6 +148,31 @@ func TestInstallUndoneBeforeTheClientGoesOn(t *testing.T) {
 	g.empty()
 }
 
+// A GET_CONTEXT whose open never came (the client has closed its descriptor
+// meanwhile, or has none free) waits for it no longer once the client goes on: the
+// next open of that thread is a command file, not the event file.
+func TestOpenAfterAFailedInstallIsItsOwn(t *testing.T) {
+	g := newRig(t)
+	c := g.client(100)
+	defer c.h.Release()
+	g.noOpen = unix.ENOENT
+	var next dispatch.Handle
+	g.letGo = func() {
+		var err error
+		if next, err = g.dev.Open(newRequest(100)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.write(pack(abi.CmdGetContext, 8, raw(abi.GetContext{Response: resp})))
+	if g.undone.Load() != 1 || next == nil {
+		t.Fatal("nothing failed")
+	}
+	if _, ok := next.(*dispatch.File); !ok {
+		t.Errorf("the next open is a %T", next)
+	}
+	next.Release()
+}
+
 // A client goes on as soon as it is let go, which is before the handler of its
 // GET_CONTEXT has returned: its next command must not lose its descriptor.
 func TestNextInstallOverlapsTheLast(t *testing.T) {

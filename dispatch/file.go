@@ -128,7 +128,7 @@ func (f *File) teardown() {
 	}
 	left := f.objects.Teardown(f.destroy)
 	f.dev.logTeardown(f, len(left))
-	f.closeContext(u)
+	f.closeContext(u, false)
 	f.hw.Unlock()
 	for _, ev := range channels {
 		ev.detach(false)

@@ -26,8 +26,9 @@ type MapFile interface {
 	Path() string
 	// Unlink takes the name away: nobody opens the file any more.
 	Unlink()
-	// Close gives the memory back. The client keeps what it has mapped.
-	Close()
+	// Close gives the memory back, also of what the client keeps mapped; with keep
+	// that stays readable until it unmaps it.
+	Close(keep bool)
 }
 
 // mapping is a context whose queues its client maps.
@@ -69,10 +70,12 @@ func (f *File) chargeMap(bytes int) error {
 	return f.takeQueue(uint64(bytes))
 }
 
-func (m *mapping) close() {
+// close ends the file's memory. keep is for a client that is still there and may
+// read what the end of its objects has put into its queues.
+func (m *mapping) close(keep bool) {
 	if m != nil {
 		m.file.Unlink()
-		m.file.Close()
+		m.file.Close(keep)
 	}
 }
 

@@ -117,7 +117,7 @@ func (f *File) retire() bool {
 	if left > 0 || u == nil && !quiet {
 		return false
 	}
-	f.closeContext(u)
+	f.closeContext(u, true)
 	return true
 }
 
@@ -140,11 +140,12 @@ func (f *File) tell(u *ucontext) {
 	u.async.pushLast(0, uint32(hca.EventDeviceFatal))
 }
 
-// closeContext ends the driver's part of a file, once. f.hw is held.
-func (f *File) closeContext(u *ucontext) {
+// closeContext ends the driver's part of a file, once; keep is mapping.close's.
+// f.hw is held.
+func (f *File) closeContext(u *ucontext, keep bool) {
 	if !f.done.Swap(true) && u != nil {
 		_ = u.hca.Close()
-		u.maps.close()
+		u.maps.close(keep)
 	}
 }
 

@@ -3,6 +3,7 @@
 package integration_test
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
@@ -36,12 +37,22 @@ func (g *bootedGuest) adapt(script string) string {
 // another device.
 var notMapped = map[string]bool{"ibv_devinfo": true}
 
+// mappedRows are the rows of `raw row` about mapped queues, and those of the failure
+// classes that the file which is mapped has a part in.
+var mappedRows = []struct{ name, user string }{
+	{"row1", ""}, {"row15", ""}, {"row16", ""}, {"row17", ""}, {"holes", ""},
+	{"mapfile", ""}, {"mapfile", "tester"}, {"mapctx", ""},
+}
+
 // TestMapped is TestPrograms and perftest's matrix over queues that the clients
 // map, with the daemon's own default.
 func TestMapped(t *testing.T) {
 	cfg := guest.Config{
 		Append: []string{"tsc=reliable"}, // see TestPerftest
-		Files:  []guest.File{{Host: "scripts/ahfromwc.py", Guest: "/opt/ahfromwc.py"}},
+		Files: []guest.File{
+			{Host: "scripts/ahfromwc.py", Guest: "/opt/ahfromwc.py"},
+			{Host: buildRaw(t), Guest: "/opt/raw", Perm: 0o755},
+		},
 	}
 	forReleases(t, mappable, cfg, func(t *testing.T, g *bootedGuest) {
 		g.mapped = true
@@ -84,6 +95,10 @@ func TestMapped(t *testing.T) {
 		})
 		t.Run("strace", func(t *testing.T) { testMappedStrace(t, g) })
 		t.Run("bad input", func(t *testing.T) { testBadInput(t, g) })
+		for _, r := range mappedRows {
+			t.Run("raw "+r.name+" as "+cmp.Or(r.user, "root"), func(t *testing.T) { g.row(t, r.user, r.name) })
+		}
+		t.Run("nothing is left", func(t *testing.T) { g.step(t, "", `eventually test "$(contexts)" = 0`) })
 		t.Run("kill a client", func(t *testing.T) { testKillClient(t, g) })
 		t.Run("stop the daemon", func(t *testing.T) { testStopDaemon(t, g) })
 		t.Run("kill the daemon", func(t *testing.T) { testKillDaemon(t, g) })

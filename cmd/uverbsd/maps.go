@@ -64,10 +64,13 @@ type mapFile struct {
 	id     uint64
 }
 
-// Close is Arena's.
-func (f *mapFile) Close() {
+// Close is Arena's, and Empty's unless keep.
+func (f *mapFile) Close(keep bool) {
 	if f.keeper != nil {
 		f.keeper.Drop(f.id)
+	}
+	if !keep {
+		f.Arena.Empty()
 	}
 	f.Arena.Close()
 }

@@ -145,6 +145,18 @@ func (a *Arena) Free(offset uint64) {
 	}
 }
 
+// Empty gives the memory of all that there is to the host, also of what the client
+// keeps mapped, which reads as zeros then: a mapping outlives its file, and no bound
+// would know of what it holds. What the client touches later is its own, like any
+// memory that a program shares with itself. Close follows.
+func (a *Arena) Empty() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.closed && a.top > 0 {
+		_ = a.punch(0, a.top)
+	}
+}
+
 // Close unmaps and closes all: nobody uses a queue any more. What the client has
 // mapped stays until it unmaps it.
 func (a *Arena) Close() {

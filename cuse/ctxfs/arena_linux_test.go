@@ -240,6 +240,38 @@ func TestArenaRandom(t *testing.T) {
 	}
 }
 
+// A mapping keeps nothing alive once its context has ended: clients could take
+// memory without bound, one context after the other.
+func TestArenaEmpty(t *testing.T) {
+	a := arena(t)
+	a.Empty() // of nothing
+	mem, _, err := a.Alloc(64 * page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := unix.Mmap(a.FD(), 0, 64*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Munmap(client) }()
+	fd, err := unix.Dup(a.FD())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = unix.Close(fd) }()
+	mem[0], mem[len(mem)-1] = 1, 1
+	a.Empty()
+	a.Close()
+	a.Empty()
+	if blocks(t, fd) != 0 {
+		t.Errorf("%d bytes allocated", blocks(t, fd))
+	}
+	if client[0] != 0 || client[len(client)-1] != 0 {
+		t.Error("what was there is there still")
+	}
+	client[0] = 1 // no SIGBUS
+}
+
 func TestArenaConcurrent(t *testing.T) {
 	a := arena(t)
 	var wg sync.WaitGroup

@@ -5,10 +5,12 @@
 //	raw compare OURS KERNEL
 //	raw bench [-node N] [-live 10,1000,10000] [-n N] [-json]
 //	raw row NAME...
+//	raw crowd [-contexts N] [-qps N] [-depth N] [-armed]
 //
 // walk sends good and bad forms of every command and compares each errno with a
 // table; compare sets two walks' outputs side by side; bench times creating and
-// destroying objects; row runs the behaviour tests of failure classes.
+// destroying objects; row runs the behaviour tests of failure classes; crowd holds
+// many contexts with mapped queues, for a script to look at the daemon meanwhile.
 package main
 
 import (
@@ -30,12 +32,13 @@ var commands = map[string]func(args []string) error{
 	"compare": compareCommand,
 	"bench":   benchCommand,
 	"row":     rowCommand,
+	"crowd":   crowdCommand,
 	"role":    roleCommand,
 }
 
 func main() {
 	if len(os.Args) < 2 || commands[os.Args[1]] == nil {
-		fmt.Fprintln(os.Stderr, "raw: want walk, compare, bench or row")
+		fmt.Fprintln(os.Stderr, "raw: want walk, compare, bench, row or crowd")
 		os.Exit(2)
 	}
 	switch err := commands[os.Args[1]](os.Args[2:]); {

@@ -73,7 +73,8 @@ var rowTests = []struct {
 	run  func(*rowTest)
 }{
 	{"row1", row1}, {"row4", row4}, {"row5", row5}, {"row6", row6}, {"row8", row8}, {"row9", row9},
-	{"row13", row13}, {"row23", row23}, {"row24", row24}, {"row25", row25}, {"row26", row26},
+	{"row13", row13}, {"row15", row15}, {"row16", row16}, {"row17", row17}, {"holes", rowHoles}, {"mapfile", rowMapFile}, {"mapctx", rowMapContext},
+	{"row23", row23}, {"row24", row24}, {"row25", row25}, {"row26", row26},
 	{"row29", row29}, {"row30", row30}, {"row31", row31}, {"row32", row32}, {"row34", row34}, {"row35", row35}, {"row36", row36},
 }
 

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +19,11 @@ import (
 type Keeper struct {
 	cmd  *exec.Cmd
 	sock *os.File
+
+	// mu guards untold, and the order of messages: what is dropped and could not be
+	// said yet. The keeper would hold on to it for as long as the daemon runs.
+	mu     sync.Mutex
+	untold []uint64
 }
 
 // What the keeper is told, one message each: the first byte, and for hold and drop
@@ -63,24 +69,45 @@ func (k *Keeper) Stop() error {
 }
 
 // Hold gives the keeper a copy of fd, which it hands to its heir function if the
-// daemon is killed before Drop of the same id. Neither waits: a keeper that does
-// not keep up misses one.
-func (k *Keeper) Hold(id uint64, fd int) { k.tell(keeperHold, id, unix.UnixRights(fd)) }
+// daemon is killed before Drop of the same id. Neither waits: of a keeper that does
+// not keep up a Hold is lost, and a Drop is said with the next of either.
+func (k *Keeper) Hold(id uint64, fd int) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.catchUpLocked()
+	_ = k.tell(keeperHold, id, unix.UnixRights(fd))
+}
 
 // Drop takes Hold back.
-func (k *Keeper) Drop(id uint64) { k.tell(keeperDrop, id, nil) }
+func (k *Keeper) Drop(id uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.untold = append(k.untold, id)
+	k.catchUpLocked()
+}
 
-func (k *Keeper) tell(op byte, id uint64, rights []byte) {
+// catchUpLocked says what was dropped, as far as the keeper takes it.
+func (k *Keeper) catchUpLocked() {
+	n := 0
+	for ; n < len(k.untold) && !errors.Is(k.tell(keeperDrop, k.untold[n], nil), unix.EAGAIN); n++ {
+	}
+	k.untold = append(k.untold[:0], k.untold[n:]...)
+}
+
+func (k *Keeper) tell(op byte, id uint64, rights []byte) error {
 	var b [keeperMsg]byte
 	b[0] = op
 	binary.NativeEndian.PutUint64(b[1:], id)
 	c, err := k.sock.SyscallConn()
 	if err != nil {
-		return
+		return err
 	}
-	_ = c.Control(func(s uintptr) {
-		_ = unix.Sendmsg(int(s), b[:], rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-	})
+	if e := c.Control(func(s uintptr) {
+		err = unix.Sendmsg(int(s), b[:], rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+	}); e != nil {
+		return e
+	}
+	return err
 }
 
 // KeeperMain is the child's whole life: it waits for the daemon's end of its

@@ -333,6 +333,71 @@ func TestKeeper(t *testing.T) {
 	}
 }
 
+// TestKeeperThatLags: what a keeper that stands still is not told of, it is told of
+// later, or it would hold a context's memory for as long as the daemon runs.
+func TestKeeperThatLags(t *testing.T) {
+	t.Setenv(roleEnv, "keeper")
+	t.Setenv(dirEnv, t.TempDir())
+	k, err := StartKeeper()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := k.Stop(); err != nil {
+			t.Error(err)
+		}
+	}()
+	held := func() (n int) {
+		t.Helper()
+		dir := fmt.Sprintf("/proc/%d/fd", k.cmd.Process.Pid)
+		fds, err := os.ReadDir(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if to, _ := os.Readlink(filepath.Join(dir, fd.Name())); to == "/dev/zero" {
+				n++
+			}
+		}
+		return n
+	}
+	zero, err := os.Open("/dev/zero")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer zero.Close()
+	const few, many = 50, 5000 // many fill the socket
+	for id := range uint64(few) {
+		k.Hold(id, int(zero.Fd()))
+	}
+	eventually(t, func() string {
+		if n := held(); n != few {
+			return fmt.Sprintf("%d held", n)
+		}
+		return ""
+	})
+	if err := k.cmd.Process.Signal(unix.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	for id := range uint64(many) {
+		k.Hold(few+id, int(zero.Fd()))
+		k.Drop(few + id)
+	}
+	for id := range uint64(few) {
+		k.Drop(id)
+	}
+	if err := k.cmd.Process.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, func() string {
+		k.Drop(0) // whatever comes next brings what was left
+		if n := held(); n != 0 {
+			return fmt.Sprintf("%d held", n)
+		}
+		return ""
+	})
+}
+
 // TestPropagation: with systemd's shared mounts, services that have a mount
 // namespace of their own get the tree too, and lose it too.
 func TestPropagation(t *testing.T) {
