@@ -87,7 +87,7 @@ func TestQEMUArguments(t *testing.T) {
 		return ""
 	}
 	for flag, want := range map[string]string{
-		"-smp": "3", "-m": "512", "-kernel": "/k", "-initrd": "/i", "-accel": "tcg,thread=multi", "-cpu": "max",
+		"-smp": "3", "-m": "512", "-kernel": "/k", "-initrd": "/i", "-accel": "tcg,thread=multi", "-cpu": emulatedCPU,
 	} {
 		if got := value(flag); got != want {
 			t.Errorf("%s %q, want %q", flag, got, want)

@@ -32,10 +32,16 @@ func (m *machine) kernelArgs() string {
 	return strings.Join(append(args, m.append...), " ")
 }
 
+// emulatedCPU is the processor that TCG plays: all that it can, but for what it claims and is slow at. With ERMS the
+// kernel copies to and from user memory by `rep movsb`, which TCG does byte by byte; FSRM is the same for short copies,
+// in later versions. With SMAP it looks most accesses of user memory up anew. process_vm_readv of 64 KiB takes
+// 1,900 us with both, 350 us without ERMS, and 22 us without either.
+const emulatedCPU = "max,-erms,-fsrm,-smap"
+
 // args is QEMU's command line without the program. The disk is a snapshot: writes go to a temporary file that QEMU
 // has already unlinked, so that any number of guests boot from one image.
 func (m *machine) args() []string {
-	accel, cpu := "tcg,thread=multi", "max"
+	accel, cpu := "tcg,thread=multi", emulatedCPU
 	if m.accel == AccelKVM {
 		accel, cpu = "kvm", "host"
 	}
