@@ -19,6 +19,8 @@ type config struct {
 	Device []deviceConfig `toml:"device"`
 	// Limits bound users and contexts, over all devices; 0 is no bound.
 	Limits dispatch.Limits `toml:"limits"`
+	// Scheduling is how the host's processors are shared with the clients.
+	Scheduling schedulingConfig `toml:"scheduling"`
 	// Socket is where `uverbsd status` asks; mode 0666, it only tells.
 	Socket string `toml:"socket"`
 	// ControlSocket is where `uverbsd device` commands; mode 0600.
@@ -66,6 +68,7 @@ func defaultConfig() config {
 		Socket:        defaultSocket,
 		ControlSocket: defaultControlSocket,
 		Limits:        dispatch.DefaultLimits(),
+		Scheduling:    schedulingConfig{Nice: defaultNice},
 		Device:        []deviceConfig{{GUID: defaultGUID, Mode: defaultMode}},
 	}
 }
@@ -89,6 +92,9 @@ func loadConfig(path string) (config, error) {
 	}
 	if unknown := meta.Undecoded(); len(unknown) > 0 {
 		return c, fmt.Errorf("configuration %s: unknown key %q", path, unknown[0])
+	}
+	if err := c.Scheduling.check(); err != nil {
+		return c, fmt.Errorf("configuration %s: %w", path, err)
 	}
 	if len(c.Device) == 0 {
 		c.Device = devices

@@ -59,6 +59,7 @@ func serve(c config, log *zap.Logger) (err error) {
 	signal.Notify(stop, unix.SIGTERM, unix.SIGINT)
 	defer signal.Stop(stop)
 
+	c.Scheduling.apply(log)
 	users := dispatch.NewUsers(c.Limits)
 	users.Most(raiseFileLimit())
 	d := &daemon{log: log, devices: newDevices(kernelHost{}, log, users)}
