@@ -105,6 +105,16 @@ type RXEUDWR struct {
 	AV         [88]uint8
 }
 
+// RXEFlushWR is struct rxe_send_wr's wr.flush.
+type RXEFlushWR struct {
+	RemoteAddr uint64
+	Length     uint32
+	RKey       uint32
+	Type       uint8
+	Level      uint8
+	Pad        [6]uint8
+}
+
 // RXEMWWR is struct rxe_send_wr's wr.mw.
 type RXEMWWR struct {
 	Addr   uint64
@@ -147,6 +157,7 @@ var (
 	_ [8]byte   = [unsafe.Sizeof(RXEModifySRQ{})]byte{}
 	_ [16]byte  = [unsafe.Sizeof(RXESGE{})]byte{}
 	_ [24]byte  = [unsafe.Sizeof(RXEDMAInfo{})]byte{}
+	_ [24]byte  = [unsafe.Sizeof(RXEFlushWR{})]byte{}
 	_ [144]byte = [unsafe.Sizeof(RXESendWR{})]byte{}
 	_ [120]byte = [unsafe.Sizeof(RXEUDWR{})]byte{}
 	_ [208]byte = [unsafe.Sizeof(RXESendWQE{})]byte{}

@@ -132,7 +132,7 @@ func copyDevice(out *abi.QueryDeviceResp, a *hca.DeviceAttr) {
 		FWVer: a.FWVer, NodeGUID: a.NodeGUID, SysImageGUID: a.SysImageGUID,
 		MaxMRSize: a.MaxMRSize, PageSizeCap: a.PageSizeCap,
 		VendorID: a.VendorID, VendorPartID: a.VendorPartID, HWVer: a.HWVer,
-		MaxQP: a.MaxQP, MaxQPWR: a.MaxQPWR, DeviceCapFlags: a.CapFlags,
+		MaxQP: a.MaxQP, MaxQPWR: a.MaxQPWR, DeviceCapFlags: uint32(a.CapFlags),
 		MaxSGE: a.MaxSGE, MaxSGERD: a.MaxSGERD, MaxCQ: a.MaxCQ, MaxCQE: a.MaxCQE,
 		MaxMR: a.MaxMR, MaxPD: a.MaxPD, MaxQPRdAtom: a.MaxQPRdAtom, MaxEERdAtom: a.MaxEERdAtom,
 		MaxResRdAtom: a.MaxResRdAtom, MaxQPInitRdAtom: a.MaxQPInitRd, MaxEEInitRdAtom: a.MaxEEInitRd,
@@ -154,7 +154,7 @@ func exQueryDevice(c *call, in *abi.ExQueryDevice, out *abi.ExQueryDeviceResp) e
 	a := c.f.dev.cfg.HCA.Attr()
 	copyDevice(&out.Base, a)
 	out.ResponseLength = c.responseLength(sizeOf[abi.ExQueryDeviceResp]())
-	out.DeviceCapFlagsEx = uint64(a.CapFlags)
+	out.DeviceCapFlagsEx = a.CapFlags
 	out.ODP = abi.ODPCaps{GeneralCaps: uint64(a.ODP.General), RC: uint32(a.ODP.RC), UC: uint32(a.ODP.UC), UD: uint32(a.ODP.UD)}
 	out.XRCODPCaps = uint32(a.ODP.XRC)
 	out.CQModeration = abi.CQModerationCaps{MaxCount: a.MaxCQCount, MaxPeriod: a.MaxCQPeriod}

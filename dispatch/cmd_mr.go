@@ -28,6 +28,9 @@ func (c *call) checkAccess(flags uint32) (hca.Access, error) {
 			able |= hca.AccessHugetlb
 		}
 	}
+	if c.f.dev.cfg.HCA.Attr().CapFlags&hca.CapFlushGlobal != 0 {
+		able |= hca.AccessFlushGlobal
+	}
 	if access&^able != 0 {
 		return 0, unix.EOPNOTSUPP
 	}

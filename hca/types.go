@@ -86,7 +86,7 @@ type DeviceAttr struct {
 	HWVer         uint32
 	MaxQP         uint32
 	MaxQPWR       uint32
-	CapFlags      uint32 // IB_DEVICE_*
+	CapFlags      uint64 // IB_DEVICE_*; the first QUERY_DEVICE gives the lower half
 	MaxSGE        uint32
 	MaxSGERD      uint32
 	MaxCQ         uint32
@@ -124,6 +124,13 @@ type DeviceAttr struct {
 	GIDTableLen             int
 	PKeyTableLen            int
 }
+
+// Bits of DeviceAttr.CapFlags (enum ib_device_cap_flags in ib_user_verbs.h) that a
+// caller looks at.
+const (
+	CapFlushGlobal uint64 = 1 << 38
+	CapAtomicWrite uint64 = 1 << 40
+)
 
 // ODPCaps is struct ib_odp_caps: what works in a region that was registered with
 // AccessOnDemand, whose pages need not be there before they are touched. All 0:
@@ -220,14 +227,17 @@ const (
 	AccessZeroBased     Access = 1 << 5
 	AccessOnDemand      Access = 1 << 6
 	AccessHugetlb       Access = 1 << 7
+	AccessFlushGlobal   Access = 1 << 8     // may be flushed to where all see it (CapFlushGlobal)
+	AccessFlushPersist  Access = 1 << 9     // may be flushed to persistent memory; no device here has any
 	AccessKnown         Access = 1<<10 - 1  // IB_ACCESS_SUPPORTED: and the two flush bits
 	AccessOptionalRange Access = 0x3ff00000 // IB_ACCESS_OPTIONAL: may be ignored
 	AccessRelaxedOrder  Access = 1 << 20
 	AccessSupported            = AccessLocalWrite | AccessRemoteWrite | AccessRemoteRead | AccessRemoteAtomic | AccessMWBind
 	AccessNeedsWritable        = AccessLocalWrite | AccessRemoteWrite | AccessRemoteAtomic | AccessMWBind
 	AccessNeedsLocal           = AccessRemoteWrite | AccessRemoteAtomic // demand LOCAL_WRITE too (ib_check_mr_access)
-	// AccessWindow is what a memory window may be bound with (RXE_ACCESS_SUPPORTED_MW).
-	AccessWindow = AccessRemoteWrite | AccessRemoteRead | AccessRemoteAtomic | AccessZeroBased
+	// AccessWindow is what a memory window may be bound with (RXE_ACCESS_SUPPORTED_MW):
+	// also what says nothing of a window.
+	AccessWindow = AccessSupported | AccessZeroBased | AccessOnDemand | AccessFlushGlobal | AccessFlushPersist | AccessOptionalRange
 )
 
 // ReregFlags is enum ib_mr_rereg_flags.
@@ -417,6 +427,8 @@ const (
 	OpSendInv
 	OpMaskedAtomicCmpSwap  SendOpcode = 12
 	OpMaskedAtomicFetchAdd SendOpcode = 13
+	OpFlush                SendOpcode = 14
+	OpAtomicWrite          SendOpcode = 15
 	// OpInvalid is no opcode: what a mapped send queue makes of what is no request.
 	// It fails in its turn.
 	OpInvalid SendOpcode = 1<<32 - 1
@@ -453,8 +465,8 @@ type SendWR struct {
 	RemoteAddr  uint64 // RDMA and atomic
 	RKey        uint32
 	CompareAdd  uint64
-	Swap        uint64
-	AH          AH // UD
+	Swap        uint64 // OpAtomicWrite: the value, in the host's order
+	AH          AH     // UD
 	RemoteQPN   uint32
 	RemoteQKey  uint32
 	RemotePKIdx uint16
@@ -466,7 +478,37 @@ type SendWR struct {
 	CompareAddMask uint64
 	SwapMask       uint64
 
-	Bind Bind // OpBindMW
+	Bind  Bind  // OpBindMW
+	Flush Flush // OpFlush
+}
+
+// Flush is what OpFlush asks of the bytes at RemoteAddr (IBTA 1.5 annex A19). All that
+// was written there before it is where Type says by the time it completes.
+type Flush struct {
+	Length uint32 // bytes; with FlushMR neither it nor the address counts
+	Type   uint8  // FlushGlobal and FlushPersistent, whose access rights region and QP must have
+	Level  uint8  // FlushRange or FlushMR
+}
+
+// Bits of Flush.Type, and Flush.Level (enum ib_flush_type, ib_flush_level).
+const (
+	FlushGlobal     uint8 = 1 << 0
+	FlushPersistent uint8 = 1 << 1
+
+	FlushRange uint8 = 0
+	FlushMR    uint8 = 1
+)
+
+// Access is the rights that a flush needs.
+func (f *Flush) Access() Access {
+	var a Access
+	if f.Type&FlushGlobal != 0 {
+		a |= AccessFlushGlobal
+	}
+	if f.Type&FlushPersistent != 0 {
+		a |= AccessFlushPersist
+	}
+	return a
 }
 
 // Bind is what OpBindMW does to a memory window. Window and region are named by
@@ -528,6 +570,9 @@ const (
 	WCFetchAdd  WCOpcode = 4
 	WCBindMW    WCOpcode = 5
 	WCLocalInv  WCOpcode = 6
+	WCFlush     WCOpcode = 8
+	// WCAtomicWrite is IB_WC_ATOMIC_WRITE.
+	WCAtomicWrite WCOpcode = 9
 	// The kernel's own numbers (enum ib_wc_opcode since Linux 6.2); the ABI names
 	// none for them.
 	WCMaskedCompSwap WCOpcode = 11

@@ -261,7 +261,8 @@ func (d *devices) bringUp(c *deviceConfig) (_ *servedDevice, err error) {
 	}
 	_, mapped := provider.(hca.Mapper)
 	if mapped {
-		cfg.BindMW, cfg.Without, cfg.MaxSRQSGE, cfg.MaxCQE = true, rxe.Lacks, rxe.MaxSRQSGE, rxe.MaxCQE
+		cfg.Mapped, cfg.Without, cfg.MaxSRQSGE, cfg.MaxCQE = true, rxe.Lacks, rxe.MaxSRQSGE, rxe.MaxCQE
+		cfg.VendorID = rxe.VendorID
 	}
 	engine, err := soft.New(d.fabrics[link], cfg)
 	if err != nil {

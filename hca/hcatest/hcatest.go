@@ -34,7 +34,7 @@ type testCase struct {
 }
 
 var cases = concat(objectCases, stateCases, rcCases, rdmaCases, errorCases, retryCases, srqCases, cqCases, udCases, ucCases, blockCases, raceCases,
-	reregCases, mwCases, moderationCases, xrcCases, windowCases, windowRaceCases, invCases, maskedCases, keyCases, crowdCases, sharedCases,
+	reregCases, mwCases, moderationCases, xrcCases, windowCases, windowRaceCases, invCases, maskedCases, placementCases, keyCases, crowdCases, sharedCases,
 	rowCases, inputCases, contractCases)
 
 func concat(l ...[]testCase) []testCase {

@@ -45,7 +45,7 @@ func testReregChecks(t *testing.T, p Pair) {
 		"no memory":       {hca.MRRereg{Flags: hca.ReregTrans, Length: 8}, unix.EINVAL},
 		"remote write":    {hca.MRRereg{Flags: hca.ReregAccess, Access: hca.AccessRemoteWrite}, unix.EINVAL},
 		"remote atomic":   {hca.MRRereg{Flags: hca.ReregAccess, Access: hca.AccessRemoteAtomic}, unix.EINVAL},
-		"access":          {hca.MRRereg{Flags: hca.ReregAccess, Access: 1 << 8}, unix.EOPNOTSUPP},
+		"access":          {hca.MRRereg{Flags: hca.ReregAccess, Access: hca.AccessFlushPersist}, unix.EOPNOTSUPP},
 		"no PD":           {hca.MRRereg{Flags: hca.ReregPD}, unix.EINVAL},
 		"good PD, bad MR": {hca.MRRereg{Flags: hca.ReregPD | hca.ReregTrans, PD: a.pd, Start: 8}, unix.EINVAL},
 	} {

@@ -273,9 +273,7 @@ func testWindowRefused(t *testing.T, p Pair) {
 		"atomics, region not": {both, func(s *set, b *hca.Bind) {
 			b.MR, b.Access = s.b.reg(s.b.mem, hca.AccessMWBind|hca.AccessRemoteRead).LKey(), hca.AccessRemoteAtomic
 		}},
-		"local write":    {both, func(s *set, b *hca.Bind) { b.Access |= hca.AccessLocalWrite }},
-		"bind":           {both, func(s *set, b *hca.Bind) { b.Access |= hca.AccessMWBind }},
-		"on demand":      {both, func(s *set, b *hca.Bind) { b.Access |= hca.AccessOnDemand }},
+		"huge pages":     {both, func(s *set, b *hca.Bind) { b.Access |= hca.AccessHugetlb }},
 		"unknown access": {both, func(s *set, b *hca.Bind) { b.Access |= 1 << 31 }},
 		"zero based":     {mwTypes[:1], func(s *set, b *hca.Bind) { b.Access |= hca.AccessZeroBased }},
 		"no bytes":       {mwTypes[1:], func(s *set, b *hca.Bind) { b.Length = 0 }},

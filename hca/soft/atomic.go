@@ -10,6 +10,13 @@ func isAtomic(op hca.SendOpcode) bool {
 	return false
 }
 
+// usesRdAtomic: requests that the responder answers with more than an
+// acknowledgement, and has resources for, of which there are as many as both sides
+// have agreed.
+func usesRdAtomic(op hca.SendOpcode) bool {
+	return op == hca.OpRDMARead || op == hca.OpFlush || op == hca.OpAtomicWrite || isAtomic(op)
+}
+
 // update is what an atomic makes of old; store is false if a comparison failed.
 //
 // The masked ones are the extended atomics that the kernel knows (struct
@@ -17,6 +24,8 @@ func isAtomic(op hca.SendOpcode) bool {
 // changes those of another.
 func (w *sendSlot) update(old uint64) (val uint64, store bool) {
 	switch w.op {
+	case hca.OpAtomicWrite:
+		return w.swap, true
 	case hca.OpAtomicCmpSwap:
 		return w.swap, old == w.compareAdd
 	case hca.OpMaskedAtomicCmpSwap:

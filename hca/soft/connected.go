@@ -67,6 +67,8 @@ func (x *exec) perform() (verdict, hca.WCStatus) {
 		v, st = x.write(p)
 	case hca.OpRDMARead:
 		v, st = x.read(p)
+	case hca.OpFlush:
+		v, st = x.flushRemote(p)
 	default:
 		v, st = x.atomic(p)
 	}
@@ -264,10 +266,25 @@ func (x *exec) read(p *QP) (verdict, hca.WCStatus) {
 	}
 }
 
-// atomic does COMPARE SWAP and FETCH ADD, plain and masked, on 8 bytes in the
-// host's order, one at a time per space.
+// flushRemote does FLUSH. There is nothing to do but to check (rxe_resp.c,
+// process_flush, whose barrier is one for the processor's stores): requests before it
+// have ended, and what they wrote lies in the client's memory, which all see.
+func (x *exec) flushRemote(p *QP) (verdict, hca.WCStatus) {
+	f := x.flush()
+	if v, st, ok := x.remote(p, f.Access(), uint64(f.Length)); !ok {
+		return v, st
+	}
+	return x.finishRemote(p, movedAll, 0, 0, 0)
+}
+
+// atomic does COMPARE SWAP and FETCH ADD, plain and masked, and ATOMIC WRITE on 8 bytes
+// in the host's order, one at a time per space.
 func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
-	if v, st, ok := x.remote(p, hca.AccessRemoteAtomic, atomicSize); !ok {
+	need, write := hca.AccessRemoteAtomic, x.op == hca.OpAtomicWrite
+	if write {
+		need, x.length = hca.AccessRemoteWrite, atomicSize
+	}
+	if v, st, ok := x.remote(p, need, atomicSize); !ok {
 		return v, st
 	}
 	target := &x.dst.segs[0]
@@ -293,7 +310,7 @@ func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
 	}
 	space.unlock()
 	// The old value goes to the requester, in its order too.
-	if res == movedAll && x.src.write(word) != nil {
+	if res == movedAll && !write && x.src.write(word) != nil {
 		res = badSrc
 	}
 	return x.finishRemote(p, res, hca.WCRemOpErr, atomicSize, atomicSize)
@@ -303,26 +320,26 @@ func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
 // its resources, and the key, which a request of no bytes does not need (IBTA
 // 1.4 §9.7.4.1.5). ok is false when it ends here.
 func (x *exec) remote(p *QP, need hca.Access, n uint64) (v verdict, st hca.WCStatus, ok bool) {
-	rdAtomic := need != hca.AccessRemoteWrite
+	whole := isAtomic(x.op) || x.op == hca.OpAtomicWrite // eight bytes, where eight bytes lie
 	p.r.mu.Lock()
-	allowed := p.r.access&need != 0 && (!rdAtomic || p.r.maxDest > 0)
+	allowed := p.r.access&need == need && (!usesRdAtomic(x.op) || p.r.maxDest > 0)
 	p.r.mu.Unlock()
 	uc := x.q.typ == hca.QPTypeUC
 	switch {
-	case !allowed, need == hca.AccessRemoteAtomic && x.remoteAddr&7 != 0:
+	case !allowed, whole && x.remoteAddr&7 != 0:
 		st = hca.WCRemInvReqErr
 		if !uc {
 			p.toErr(hca.EventQPReqErr, &x.notes)
 		}
-	case n == 0:
+	case n == 0 && x.op != hca.OpFlush:
 		x.dst.segs, x.dst.n, x.dst.i, x.dst.off = x.dst.segs[:0], 0, 0, 0
 		return 0, 0, true
-	case !x.dst.one(x.peerPD(p), p, x.rkey, x.remoteAddr, n, need):
+	case !x.reaches(p, need, n):
 		st = hca.WCRemAccessErr
 		if !uc {
 			p.toErr(hca.EventQPAccessErr, &x.notes)
 		}
-	case need == hca.AccessRemoteAtomic && x.dst.segs[0].addr&7 != 0:
+	case whole && x.dst.segs[0].addr&7 != 0:
 		// Of a zero based window the request's address does not tell; rxe looks at
 		// this one alone (atomic_reply).
 		st = hca.WCRemInvReqErr
@@ -337,6 +354,16 @@ func (x *exec) remote(p *QP, need hca.Access, n uint64) (v verdict, st hca.WCSta
 		st = hca.WCSuccess
 	}
 	return finished, st, false
+}
+
+// reaches: does the request's key allow it, at its address? A flush of a whole region
+// has none (check_rkey).
+func (x *exec) reaches(p *QP, need hca.Access, n uint64) bool {
+	pd := x.peerPD(p)
+	if x.op == hca.OpFlush && x.flush().Level == hca.FlushMR {
+		return pd.ctx.dev.mrs.allows(pd, p, x.rkey, need)
+	}
+	return x.dst.one(pd, p, x.rkey, x.remoteAddr, n, need)
 }
 
 func (x *exec) dropped(p *QP) {

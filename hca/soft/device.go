@@ -27,10 +27,10 @@ type Config struct {
 	// Without are optional methods that the device does not have, because its
 	// provider's library could not use them.
 	Without hca.OpSet
-	// BindMW reports the capabilities of memory windows. The engine binds them in
-	// any case; but not every provider's queues carry such requests, and those
-	// that go through write() do not.
-	BindMW bool
+	// Mapped reports the capabilities of what only mapped queues carry: binding of
+	// memory windows, flushes and atomic writes. The engine does them in any case; but
+	// requests that go through write() cannot ask for them.
+	Mapped bool
 }
 
 const (
@@ -144,7 +144,7 @@ const capFlags = 1<<1 | 1<<2 | 1<<6 | 1<<7 | 1<<10 | 1<<11 | 1<<12 | 1<<13 | cap
 const capXRC = 1 << 20
 
 // capWindows: MEM_WINDOW and MEM_WINDOW_TYPE_2B, as rxe. They promise a client that
-// it can bind, see Config.BindMW.
+// it can bind, see Config.Mapped.
 const capWindows = 1<<17 | 1<<24
 
 // New attaches a device to the fabric, with its port up.
@@ -155,8 +155,8 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 	a.NodeGUID, a.SysImageGUID = cfg.GUID, cfg.GUID
 	a.NodeDesc = cfg.NodeDesc[:min(len(cfg.NodeDesc), 63)]
 	a.BoardID, a.VendorID, a.VendorPartID = cfg.BoardID, cfg.VendorID, cfg.VendorPartID
-	if cfg.BindMW {
-		a.CapFlags |= capWindows
+	if cfg.Mapped {
+		a.CapFlags |= capWindows | hca.CapFlushGlobal | hca.CapAtomicWrite
 	}
 	if cfg.Without.Has(hca.OpXRC) {
 		a.CapFlags &^= capXRC

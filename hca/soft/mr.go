@@ -154,7 +154,7 @@ func checkAccess(a hca.Access) error {
 	switch {
 	case a&hca.AccessNeedsLocal != 0 && a&hca.AccessLocalWrite == 0:
 		return fmt.Errorf("access %#x without local write: %w", a, einval)
-	case a&^(hca.AccessSupported|hca.AccessOnDemand|hca.AccessHugetlb|hca.AccessOptionalRange) != 0:
+	case a&^(hca.AccessSupported|hca.AccessOnDemand|hca.AccessHugetlb|hca.AccessFlushGlobal|hca.AccessOptionalRange) != 0:
 		return fmt.Errorf("access %#x: %w", a, eopnotsupp)
 	}
 	return nil

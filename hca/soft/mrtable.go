@@ -220,6 +220,17 @@ func (t *mrTable) lookup(key uint32) *MR {
 // compares the key, whose low byte changes.
 func (t *mrTable) window(key uint32) *MW { return t.windows.at(t.index(key)) }
 
+// allows says whether rkey is of a region or window that a request which p received
+// may do need with, wherever in it.
+func (t *mrTable) allows(pd *PD, p *QP, rkey uint32, need hca.Access) bool {
+	place := t.index(rkey)
+	if m := t.regions.at(place); m != nil {
+		return m.key == rkey && m.pd == pd && m.access&need == need
+	}
+	w := t.windows.at(place)
+	return w != nil && w.allows(pd, p, rkey, need)
+}
+
 // remote is a piece of n bytes at addr of what rkey is of, region or window, for
 // a request that p received; false if the key does not allow it.
 func (t *mrTable) remote(pd *PD, p *QP, rkey uint32, addr, n uint64, need hca.Access) (seg, bool) {

@@ -120,7 +120,7 @@ func (w *MW) quiesce(epoch uint64) {
 func (w *MW) open(pd *PD, p *QP, key uint32, addr, n uint64, need hca.Access) (seg, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.mr == nil || w.key != key || w.pd != pd || w.typ == hca.MWType2 && w.qp != p || w.access&need != need {
+	if !w.allowsLocked(pd, p, key, need) {
 		return seg{}, false
 	}
 	off := addr
@@ -135,6 +135,16 @@ func (w *MW) open(pd *PD, p *QP, key uint32, addr, n uint64, need hca.Access) (s
 	}
 	at, ok := w.mr.at(w.addr+off, n)
 	return seg{mr: w.mr, addr: at, n: n, mw: w, epoch: w.epoch.Load()}, ok
+}
+
+func (w *MW) allows(pd *PD, p *QP, key uint32, need hca.Access) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.allowsLocked(pd, p, key, need)
+}
+
+func (w *MW) allowsLocked(pd *PD, p *QP, key uint32, need hca.Access) bool {
+	return w.mr != nil && w.key == key && w.pd == pd && (w.typ != hca.MWType2 || w.qp == p) && w.access&need == need
 }
 
 // bindableLocked: may q bind w so (rxe_check_bind_mw, with the PDs of all three as IBTA

@@ -25,6 +25,10 @@ func wcOpcode(op hca.SendOpcode) hca.WCOpcode {
 		return hca.WCBindMW
 	case hca.OpLocalInv:
 		return hca.WCLocalInv
+	case hca.OpFlush:
+		return hca.WCFlush
+	case hca.OpAtomicWrite:
+		return hca.WCAtomicWrite
 	}
 	return hca.WCSend
 }
@@ -33,7 +37,7 @@ func wcOpcode(op hca.SendOpcode) hca.WCOpcode {
 // addresses are looked at when it is executed.
 func (q *QP) checkSend(w *hca.SendWR) (*AH, error) {
 	atomic := isAtomic(w.Opcode)
-	rdAtomic := atomic || w.Opcode == hca.OpRDMARead
+	rdAtomic := usesRdAtomic(w.Opcode)
 	switch w.Opcode {
 	case hca.OpSend, hca.OpSendImm:
 	case hca.OpRDMAWrite, hca.OpRDMAWriteImm, hca.OpBindMW, hca.OpLocalInv:
@@ -59,6 +63,9 @@ func (q *QP) checkSend(w *hca.SendWR) (*AH, error) {
 	}
 	if atomic && (len(w.SGE) == 0 || w.SGE[0].Length < atomicSize) {
 		return nil, fmt.Errorf("atomic without room for its result: %w", einval)
+	}
+	if (w.Opcode == hca.OpFlush || w.Opcode == hca.OpAtomicWrite) && (q.typ != hca.QPTypeRC || len(w.SGE) > 0) {
+		return nil, fmt.Errorf("opcode %d with SGEs, or not on RC: %w", w.Opcode, einval)
 	}
 	if w.Flags&hca.SendInline != 0 {
 		if rdAtomic || isLocal(w.Opcode) || len(w.SGE) > 0 || uint64(len(w.Inline)) > uint64(q.cap.MaxInline) {

@@ -169,6 +169,15 @@ func (s *sendSlot) setBind(b *hca.Bind) {
 	s.remoteAddr, s.compareAdd = b.Addr, b.Length
 }
 
+// setFlush and flush do the same with a flush.
+func (s *sendSlot) setFlush(f *hca.Flush) {
+	s.compareAdd, s.qpn, s.qkey = uint64(f.Length), uint32(f.Type), uint32(f.Level)
+}
+
+func (s *sendSlot) flush() hca.Flush {
+	return hca.Flush{Length: uint32(s.compareAdd), Type: uint8(s.qpn), Level: uint8(s.qkey)}
+}
+
 func (s *sendSlot) bind() hca.Bind {
 	return hca.Bind{MW: s.qpn, MR: s.qkey, RKey: s.rkey, Access: hca.Access(s.srqn), Addr: s.remoteAddr, Length: s.compareAdd}
 }
@@ -244,8 +253,11 @@ func (r *sendRing) push(w *hca.SendWR, ah *AH) bool {
 		ah: ah, qpn: w.RemoteQPN, qkey: w.RemoteQKey, srqn: w.RemoteSRQN,
 		compareAddMask: w.CompareAddMask, swapMask: w.SwapMask,
 	}
-	if w.Opcode == hca.OpBindMW {
+	switch w.Opcode {
+	case hca.OpBindMW:
 		r.slots[i].setBind(&w.Bind)
+	case hca.OpFlush:
+		r.slots[i].setFlush(&w.Flush)
 	}
 	for k := range w.SGE {
 		r.slots[i].total += uint64(w.SGE[k].Length)

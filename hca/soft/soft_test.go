@@ -16,7 +16,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func device(t testing.TB, f *loop.Fabric, id byte) *soft.Device {
-	cfg := soft.Config{GUID: hca.GUID{0, 2, 0xc9, 3, 7: id}, NodeDesc: "test"}
+	cfg := soft.Config{GUID: hca.GUID{0, 2, 0xc9, 3, 7: id}, NodeDesc: "test", Mapped: true}
 	if f.Link() == hca.LinkEthernet {
 		cfg.Address = [4]byte{192, 0, 2, id}
 	}

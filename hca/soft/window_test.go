@@ -165,7 +165,7 @@ func TestKeysReused(t *testing.T) {
 func TestWindowCapabilities(t *testing.T) {
 	const caps = 1<<17 | 1<<24 // IB_DEVICE_MEM_WINDOW, IB_DEVICE_MEM_WINDOW_TYPE_2B
 	for _, on := range []bool{false, true} {
-		d, err := soft.New(loop.New(hca.LinkInfiniBand), soft.Config{GUID: hca.GUID{7: 1}, BindMW: on})
+		d, err := soft.New(loop.New(hca.LinkInfiniBand), soft.Config{GUID: hca.GUID{7: 1}, Mapped: on})
 		check(t, err)
 		t.Cleanup(func() { check(t, d.Close()) })
 		if got := d.Attr().CapFlags & caps; got != 0 && !on || got != caps && on {

@@ -1,6 +1,8 @@
 package rxe
 
 import (
+	"encoding/binary"
+
 	"github.com/uverbsd/uverbsd/abi"
 	"github.com/uverbsd/uverbsd/hca"
 )
@@ -51,6 +53,10 @@ func (q *compQueue) MoveTo(to hca.CompQueue) bool {
 	return true
 }
 
+// atomicSize is what an atomic write carries in bytes. Every entry has room for it: one
+// without pieces is 208 bytes, and takes 256.
+const atomicSize = 8
+
 // sendQueue is where the client writes sends.
 type sendQueue struct {
 	inbox
@@ -90,6 +96,20 @@ func (q *sendQueue) Next(w *hca.SendWR) bool {
 	case hca.OpAtomicCmpSwap, hca.OpAtomicFetchAdd:
 		f := atomicOf(wr)
 		w.RemoteAddr, w.RKey, w.CompareAdd, w.Swap = f.RemoteAddr, f.RKey, f.CompareAdd, f.Swap
+	case hca.OpAtomicWrite:
+		// The eight bytes are where others have their pieces (wr_atomic_write).
+		payload = false
+		f := rdmaOf(wr)
+		w.RemoteAddr, w.RKey = f.RemoteAddr, f.RKey
+		if q.wqe.DMA.Length != atomicSize {
+			w.Opcode = hca.OpInvalid
+		}
+		w.Swap = binary.NativeEndian.Uint64(e[sendWQESize:])
+	case hca.OpFlush:
+		payload = false
+		f := flushOf(wr) // whose length librxe does not set
+		w.RemoteAddr, w.RKey = f.RemoteAddr, f.RKey
+		w.Flush = hca.Flush{Length: q.wqe.DMA.Length, Type: f.Type, Level: f.Level}
 	case hca.OpLocalInv:
 		payload = false
 	case hca.OpBindMW:

@@ -22,6 +22,9 @@ const (
 	MaxInline = 512       // RXE_MAX_INLINE_DATA: as many bytes as MaxSGE pieces, a WQE of 720
 )
 
+// VendorID is what query_device says (RXE_VENDOR_ID).
+const VendorID = 0xffffff
+
 // Lacks are the optional methods that librxe has no use for, and the kernel's driver
 // does not have: requests in its layout name no SRQ. For soft.Config.Without.
 const Lacks = hca.OpXRC | hca.OpModifyCQ

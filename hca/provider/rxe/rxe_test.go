@@ -22,7 +22,7 @@ func check(t testing.TB, err error) {
 }
 
 func device(t testing.TB, f *loop.Fabric, id byte) hca.Device {
-	d, err := soft.New(f, soft.Config{GUID: hca.GUID{0, 2, 0xc9, 3, 7: id}, NodeDesc: "test", BindMW: true})
+	d, err := soft.New(f, soft.Config{GUID: hca.GUID{0, 2, 0xc9, 3, 7: id}, NodeDesc: "test", Mapped: true})
 	check(t, err)
 	t.Cleanup(func() { check(t, d.Close()) })
 	return rxetest.New(d)

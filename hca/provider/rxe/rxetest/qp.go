@@ -1,6 +1,7 @@
 package rxetest
 
 import (
+	"encoding/binary"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -233,12 +234,21 @@ func (q *QP) postOne(w *hca.SendWR) error {
 		}
 	case hca.OpAtomicCmpSwap, hca.OpAtomicFetchAdd:
 		*atomicOf(&e.WR) = abi.RXEAtomicWR{RemoteAddr: w.RemoteAddr, CompareAdd: w.CompareAdd, Swap: w.Swap, RKey: w.RKey}
+	case hca.OpAtomicWrite: // wr_atomic_write
+		*rdmaOf(&e.WR) = abi.RXERDMAWR{RemoteAddr: w.RemoteAddr, RKey: w.RKey}
+		length = 8
+	case hca.OpFlush: // wr_flush
+		*flushOf(&e.WR) = abi.RXEFlushWR{RemoteAddr: w.RemoteAddr, RKey: w.RKey, Type: w.Flush.Type, Level: w.Flush.Level}
+		length = uint64(w.Flush.Length)
 	case hca.OpBindMW:
 		b := &w.Bind
 		*mwOf(&e.WR) = abi.RXEMWWR{Addr: b.Addr, Length: b.Length, MRLKey: b.MR, MWRKey: b.MW, RKey: b.RKey, Access: uint32(b.Access)}
 	}
 	e.DMA = abi.RXEDMAInfo{Length: uint32(length), Resid: uint32(length), NumSGE: uint32(len(w.SGE))}
-	if w.Flags&hca.SendInline != 0 {
+	switch {
+	case w.Opcode == hca.OpAtomicWrite:
+		binary.NativeEndian.PutUint64(data, w.Swap)
+	case w.Flags&hca.SendInline != 0:
 		copy(data, w.Inline)
 		if length > 0 {
 			e.DMA.NumSGE = 1

@@ -71,6 +71,7 @@ func Answer[T any](b []byte) T { return *(*T)(unsafe.Pointer(&b[:unsafe.Sizeof(*
 func rdmaOf(w *abi.RXESendWR) *abi.RXERDMAWR     { return (*abi.RXERDMAWR)(unsafe.Pointer(&w.WR)) }
 func atomicOf(w *abi.RXESendWR) *abi.RXEAtomicWR { return (*abi.RXEAtomicWR)(unsafe.Pointer(&w.WR)) }
 func udOf(w *abi.RXESendWR) *abi.RXEUDWR         { return (*abi.RXEUDWR)(unsafe.Pointer(&w.WR)) }
+func flushOf(w *abi.RXESendWR) *abi.RXEFlushWR   { return (*abi.RXEFlushWR)(unsafe.Pointer(&w.WR)) }
 func mwOf(w *abi.RXESendWR) *abi.RXEMWWR         { return (*abi.RXEMWWR)(unsafe.Pointer(&w.WR)) }
 
 // PutRDMA writes the form of RDMA requests, PutAH that of datagrams.
