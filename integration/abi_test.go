@@ -27,8 +27,11 @@ var rawRows = []struct {
 	{"row30", true}, {"row31", true}, {"row32", true}, {"row34", false}, {"row35", false}, {"row36", true},
 }
 
+// user is one of a guest's; who logs in as "" is root.
+type user struct{ name, login string }
+
 // walkers are the users as whom the tables are walked.
-var walkers = []struct{ name, login string }{{"root", ""}, {"tester", "tester"}}
+var walkers = []user{{"root", ""}, {"tester", "tester"}}
 
 // TestABI sends every command in good and bad forms, and runs the failure
 // classes, while other clients are in traffic, which nothing of it may disturb.

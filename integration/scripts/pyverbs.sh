@@ -51,12 +51,12 @@ suite_setup() {
 }
 
 # suite_run MODULE ARGS...: run it with the suite's arguments; its output is
-# unittest's. The limit is far over what the longest module takes.
+# unittest's. The limit in seconds is far over what the longest module takes.
 suite_run() {
 	local module=$1
 	shift
 	cd "$suite"
-	PATH=$suite/bin:$PATH exec timeout -k 5 240 python3 -X faulthandler run.py -v "tests.$module" "$@" 2>&1
+	PATH=$suite/bin:$PATH exec timeout -k 5 "${suite_limit:-240}" python3 -X faulthandler run.py -v "tests.$module" "$@" 2>&1
 }
 
 # suite_settled: what a module must leave behind it is nothing.

@@ -99,6 +99,32 @@ func (l *List) Format(why func(Result) string) (text string, unknown []Result) {
 	return b.String(), unknown
 }
 
+// Of is what a list, in its file's form, says of one of its users alone.
+func Of(text, user string) string {
+	var b strings.Builder
+	var group strings.Builder // heading and reason, until the first test
+	for line := range strings.Lines(text) {
+		if !strings.HasPrefix(line, "\t") {
+			if !strings.HasPrefix(line, " ") {
+				group.Reset()
+			}
+			group.WriteString(line)
+			continue
+		}
+		if test, of, some := strings.Cut(line, " ("); some {
+			of = strings.TrimSuffix(of, ")\n")
+			if !slices.Contains(strings.Split(of, ", "), user) {
+				continue
+			}
+			line = test + "\n"
+		}
+		b.WriteString(group.String())
+		group.Reset()
+		b.WriteString(line)
+	}
+	return b.String()
+}
+
 // Diff is what differs between two lists in their files' form, one line for each
 // test or reason: "-" for what only want has, "+" for what only got has.
 func Diff(want, got string) []string {

@@ -104,6 +104,14 @@ func TestListAndDiff(t *testing.T) {
 	if d := Diff("# a comment\n"+text, text); len(d) != 0 {
 		t.Errorf("a list differs from itself: %q", d)
 	}
+	for user, want := range map[string]string{
+		"root":   "ok\n\tm.C.a\n\tm.C.c\nskip: not there\n  why: of course\n\tm.C.b\n",
+		"tester": "ok\n\tm.C.a\nskip: not root\n\tm.C.c\nskip: not there\n  why: of course\n\tm.C.b\n",
+	} {
+		if got := Of(text, user); got != want {
+			t.Errorf("of %s:\n%s", user, got)
+		}
+	}
 	for name, c := range map[string]struct {
 		from, to string
 		want     []string
