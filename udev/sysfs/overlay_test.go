@@ -417,7 +417,10 @@ func TestPropagation(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { _ = slave.Process.Kill(); _ = slave.Wait() }()
-	// The mounts of ours that it sees, once it is in its namespace.
+	opt := testOptions(t.TempDir())
+	opt.ClassDir = "/sys/class"
+	// The mounts of ours that it sees, once it is in its namespace. Other tests' of
+	// the moment are under other directories.
 	eventually(t, func() string {
 		a, _ := os.Readlink("/proc/self/ns/mnt")
 		if b, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/mnt", slave.Process.Pid)); a == b {
@@ -434,14 +437,12 @@ func TestPropagation(t *testing.T) {
 		}
 		n := 0
 		for line := range strings.Lines(string(b)) {
-			if m, _ := parseMount(line); m.source == fsName || strings.HasPrefix(m.dir, "/sys/class") {
+			if m, _ := parseMount(line); strings.HasPrefix(m.dir, opt.MountPoint) || strings.HasPrefix(m.dir, opt.ClassDir) {
 				n++
 			}
 		}
 		return n
 	}
-	opt := testOptions(t.TempDir())
-	opt.ClassDir = "/sys/class"
 	for range 2 {
 		tr, err := Mount(new(hca.Registry), opt)
 		if err != nil {
