@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -83,7 +84,7 @@ func TestMapped(t *testing.T) {
 			})
 		}
 		t.Run("perftest", func(t *testing.T) {
-			for i, p := range perftests {
+			for i, p := range slices.Concat(perftests, perftestsSince23) {
 				if !*wholeMatrix && i%2 != 0 {
 					continue // `make perftest` runs them all
 				}

@@ -63,6 +63,7 @@ var perftests = []struct{ args, row string }{
 	{"ib_send_bw -c UC -b -n 20", "65536 +20"},
 	{"ib_send_bw -c UD -b -n 20", "4096 +20"},
 	{"ib_write_bw -b -q 4 -n 20", "65536 +80"},
+	{"ib_send_bw -b -e -n 20", "65536 +20"},
 
 	{"ib_send_bw --use-srq -n 20", "65536 +20"},
 	{"ib_send_bw --use-srq -q 4 -n 20", "65536 +80"},
@@ -83,10 +84,16 @@ var perftests = []struct{ args, row string }{
 	{"ib_write_bw -l 4 -n 20", "65536 +20"},
 }
 
-// perftestOpen fail, and nobody knows yet whose fault it is: run, and failing, with
-// the whole matrix only. It waits for an event until perftest's own alarm ends it
-// (4.5).
-var perftestOpen = []struct{ args, row string }{
+// perftestsSince23 wait for ever in bookworm's perftest (4.5), with the kernel's
+// rdma_rxe too, and run in later releases only. There, run_iter_bi waits for an event
+// before every poll, and a poll takes at most rx_depth receives, which is never more
+// than -n: 20 of the 80 here. What a poll leaves in the CQ is no reason for another
+// event: rxe_req_notify_cq and rvt_req_notify_cq arm, whatever is queued. So it waits
+// with completions in front of it once the last has arrived: in ten runs of ten on
+// rdma_rxe in the same guest, as on qib0, and everything left in the CQ had been there
+// since it was last armed. perftest 23.07 waits only after polls that found nothing
+// (its commit 14955fe). With one QP a poll takes all: perftests has that row.
+var perftestsSince23 = []struct{ args, row string }{
 	{"ib_send_bw -b -q 4 -e -n 20", "65536 +80"},
 }
 
@@ -139,22 +146,19 @@ func TestPerftest(t *testing.T) {
 	cfg := guest.Config{Append: []string{"tsc=reliable"}}
 	forEachRelease(t, cfg, func(t *testing.T, g *bootedGuest) {
 		port := 23000
-		run := func(t *testing.T, args, format string, a ...any) {
-			if port++; !*wholeMatrix && port%len(guest.Releases) != g.release {
-				return
-			}
+		always := func(t *testing.T, args, format string, a ...any) {
 			t.Run(args, func(t *testing.T) {
 				script := fmt.Sprintf(format, append([]any{port}, a...)...)
 				t.Logf("%s", g.step(t, "", fmt.Sprintf(perftestUser, script)))
 			})
 		}
+		run := func(t *testing.T, args, format string, a ...any) {
+			if port++; *wholeMatrix || port%len(guest.Releases) == g.release {
+				always(t, args, format, a...)
+			}
+		}
 		for _, p := range perftests {
 			run(t, p.args, `perftest %d "%s" %s -d qib0`, p.row, p.args)
-		}
-		if *wholeMatrix {
-			for _, p := range perftestOpen {
-				run(t, p.args, `perftest %d "%s" %s -d qib0`, p.row, p.args)
-			}
 		}
 		for _, p := range perftestNotices {
 			run(t, p.args, `perftest_says "%[4]s" %[1]d "%[2]s" %[3]s -d qib0`, p.row, p.args, p.says)
@@ -168,6 +172,12 @@ func TestPerftest(t *testing.T) {
 		for _, s := range checkedSizes {
 			run(t, fmt.Sprintf("ibv_rc_pingpong -c -s %d", s), `pingpong %d ibv_rc_pingpong -d qib0 -n 5 -c -s %d`, s)
 			run(t, fmt.Sprintf("ibv_uc_pingpong -c -s %d", s), `pingpong %d ibv_uc_pingpong -d qib0 -n 5 -c -s %d`, s)
+		}
+		if guest.Releases[g.release] != guest.Bookworm {
+			for _, p := range perftestsSince23 {
+				port++
+				always(t, p.args, `perftest %d "%s" %s -d qib0`, p.row, p.args)
+			}
 		}
 	})
 }
