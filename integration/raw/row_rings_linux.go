@@ -162,14 +162,15 @@ func roleVandal(args []string) error {
 	}
 }
 
-// renew takes both QPs through RESET.
+// renew takes both QPs through RESET. The first at RTS sends what the spoilers put
+// there, so that the other may be in ERR before it is at RTS, which is then refused.
 func (p *mappedPort) renew() error {
 	for i := range p.qps {
 		if err := p.c.ModifyQP(abi.ModifyQP{QPHandle: p.qps[i].handle, AttrMask: 1}); err != nil {
 			return fmt.Errorf("to RESET: %w", err)
 		}
 	}
-	return p.connect()
+	return want(p.connect(), 0, unix.EINVAL)
 }
 
 // pick is one of l.
