@@ -47,7 +47,7 @@ once() {
 			v=$(value "$program" "$name" <<< "$out")
 			[ -n "$v" ] && { echo "$v"; return; }
 		fi
-		grep -q "^client: Correlation coefficient .* < " <<< "$out" || break
+		grep -Eq "^(client|server): Correlation coefficient .* < " <<< "$out" || break
 	done
 	echo "$out" >&2
 	return 1
