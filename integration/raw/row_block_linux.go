@@ -143,13 +143,18 @@ func roleHang(args []string) error {
 		if h.what != args[2] {
 			continue
 		}
+		// Beside a copy that sleeps in a file no command is sure to be answered, see
+		// row35, and this process may be unable to say a word: where its runtime maps
+		// memory, it waits for its mmap_lock. So it says beforehand that it will hang,
+		// and the file's server that it does.
+		asks := args[1] == userfaultfd || h.what == "response"
+		if !asks {
+			say("hanging")
+		}
 		ended, err := h.start(p, b, n)
 		if err != nil {
 			return err
 		}
-		// Beside a copy that sleeps in a file no command is sure to be answered, see
-		// row35.
-		asks := args[1] == userfaultfd || h.what == "response"
 		failed := false
 		for i := 0; i < 20 && asks && !failed; i++ { // what does not hang says so soon
 			if err := ended(); errors.Is(err, errCopy) && args[1] == userfaultfd {
@@ -159,7 +164,9 @@ func roleHang(args []string) error {
 			}
 			time.Sleep(5 * time.Millisecond)
 		}
-		say("hanging")
+		if asks {
+			say("hanging")
+		}
 		waitLine()
 		if asks && !failed {
 			if err := ended(); err != nil {
@@ -207,7 +214,7 @@ func row35(t *rowTest) {
 		t.check("memory that blocks", err)
 		return
 	}
-	t.blocked(userfaultfd, userfaultfd)
+	t.blocked(userfaultfd, func() (string, func() error) { return userfaultfd, nil })
 	dir, err := os.MkdirTemp("", "sleeper")
 	if err != nil {
 		t.check("a mount point", err)
@@ -222,7 +229,18 @@ func row35(t *rowTest) {
 		return
 	}
 	before, threadErr := daemonStat("Threads")
-	waiting := t.blocked("FUSE file", filepath.Join(dir, sleepingFile))
+	files := 0
+	waiting := t.blocked("FUSE file", func() (string, func() error) {
+		files++
+		name := strconv.Itoa(files)
+		return filepath.Join(dir, name), func() error {
+			l, err := s.line()
+			if err == nil && l != name {
+				err = fmt.Errorf("the server was asked for file %s", l)
+			}
+			return err
+		}
+	})
 	t.check("kill -9 of the FUSE server", s.kill())
 	t.check("unmount", errors.Join(unix.Unmount(dir, unix.MNT_DETACH), os.Remove(dir)))
 	for _, h := range waiting {
@@ -247,14 +265,21 @@ func (t *rowTest) flatThreads(what string, before int, err error) {
 // blocked has two clients for everything that can stand in memory of a kind: one
 // destroys its objects and exits, the other is killed. Then one client has a
 // thousand threads in such commands. It returns those that have been told to end
-// and wait for the server of their file.
-func (t *rowTest) blocked(name, kind string) (waiting []hung) {
+// and wait for the server of their file. memory is where the next client's
+// memory comes from and what waits until it is asked for, nil if nobody can tell.
+func (t *rowTest) blocked(name string, memory func() (kind string, asked func() error)) (waiting []hung) {
 	before, threadErr := daemonStat("Threads")
 	var all []hung
+	file := false
 	start := func(what string, n int) *child {
+		kind, asked := memory()
+		file = asked != nil
 		h, err := startRole(nil, nil, "hang", t.node, kind, what, fmt.Sprint(n))
 		if err == nil {
 			_, err = h.line()
+		}
+		if err == nil && file {
+			err = asked()
 		}
 		t.check(fmt.Sprintf("%s in a %s hangs", what, name), err)
 		if err != nil {
@@ -281,7 +306,7 @@ func (t *rowTest) blocked(name, kind string) (waiting []hung) {
 			continue
 		}
 		h.goOn()
-		if kind != userfaultfd && h.what != "response" {
+		if file && h.what != "response" {
 			waiting = append(waiting, h)
 			continue
 		}
@@ -298,7 +323,7 @@ func (t *rowTest) blocked(name, kind string) (waiting []hung) {
 		}
 		t.check("kill -9 of the thousand", h.kill())
 	}
-	if kind == userfaultfd { // ends with its owner
+	if !file { // ends with its owner
 		t.flatThreads("the daemon's threads come back", before, threadErr)
 	}
 	t.works("afterwards")

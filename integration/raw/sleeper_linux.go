@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"sync"
 	"syscall"
 
 	"github.com/hanwen/go-fuse/v2/fs"
@@ -10,11 +11,12 @@ import (
 	"github.com/uverbsd/uverbsd/integration/internal/rawverbs"
 )
 
-// sleepingFile is the file of which no byte ever comes.
-const sleepingFile = "file"
-
-// sleeping is that file.
-type sleeping struct{ fs.Inode }
+// sleeping is a file of which no byte ever comes.
+type sleeping struct {
+	fs.Inode
+	name  string
+	asked sync.Once
+}
 
 var (
 	_ fs.NodeOpener    = (*sleeping)(nil)
@@ -33,20 +35,30 @@ func (*sleeping) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) 
 	return 0
 }
 
-// Read sleeps for ever, not even woken by an interrupt: what waits for it sleeps
-// until this process ends.
-func (*sleeping) Read(context.Context, fs.FileHandle, []byte, int64) (fuse.ReadResult, syscall.Errno) {
+// Read says once that it was called, and sleeps for ever, not even woken by an
+// interrupt: what waits for it sleeps until this process ends.
+func (f *sleeping) Read(context.Context, fs.FileHandle, []byte, int64) (fuse.ReadResult, syscall.Errno) {
+	f.asked.Do(func() { say("%s", f.name) })
 	select {}
 }
 
-// roleSleeper serves the file in a directory until it is killed.
+// sleeper is a directory in which a sleeping file of any name is found: one for
+// each that wants to know when it is read, because who comes second to a page
+// waits in the page cache and asks nobody.
+type sleeper struct{ fs.Inode }
+
+var _ fs.NodeLookuper = (*sleeper)(nil)
+
+// Lookup finds it.
+func (s *sleeper) Lookup(ctx context.Context, name string, out *fuse.EntryOut) (*fs.Inode, syscall.Errno) {
+	out.Mode, out.Size = 0o666, blockedPages*rawverbs.Page
+	return s.NewPersistentInode(ctx, &sleeping{name: name}, fs.StableAttr{Mode: syscall.S_IFREG}), 0
+}
+
+// roleSleeper serves the directory until it is killed.
 func roleSleeper(args []string) error {
-	root := &fs.Inode{}
-	s, err := fs.Mount(args[0], root, &fs.Options{
+	s, err := fs.Mount(args[0], &sleeper{}, &fs.Options{
 		MountOptions: fuse.MountOptions{AllowOther: true, DirectMountStrict: true, FsName: "sleeper", Name: "sleeper"},
-		OnAdd: func(ctx context.Context) {
-			root.AddChild(sleepingFile, root.NewPersistentInode(ctx, &sleeping{}, fs.StableAttr{Mode: syscall.S_IFREG}), false)
-		},
 	})
 	if err != nil {
 		return fmt.Errorf("mount: %w", err)
