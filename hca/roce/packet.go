@@ -123,6 +123,15 @@ func Parse(ip []byte, p *Packet) error {
 		first := binary.BigEndian.Uint32(ip)
 		p.Src, p.Dst = hca.GID(ip[8:24]), hca.GID(ip[24:40])
 		p.TrafficClass, p.FlowLabel, p.HopLimit = uint8(first>>20), first&0xfffff, ip[7]
+		// A mapped address in an IPv6 header would pass for an IPv4 peer's, past all
+		// filters for those; no host sends one (draft-itojun-v6ops-v4mapped-harmful), and
+		// Linux lets them in.
+		if _, mapped := p.Src.IPv4(); mapped {
+			return ErrIP
+		}
+		if _, mapped := p.Dst.IPv4(); mapped {
+			return ErrIP
+		}
 	default:
 		return ErrIP
 	}

@@ -2,8 +2,10 @@ package roce_test
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
+	"hash/crc32"
 	"math/rand/v2"
 	"reflect"
 	"testing"
@@ -176,6 +178,41 @@ func TestIPv4Damage(t *testing.T) {
 		b[c.at] ^= c.xor
 		if err := roce.Parse(b, &roce.Packet{}); !errors.Is(err, roce.ErrIP) {
 			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// TestIPv6Mapped: an IPv6 packet with an IPv4-mapped address is none of IPv4's.
+func TestIPv6Mapped(t *testing.T) {
+	for _, at := range []int{8, 24} {
+		p := full(roce.RC|roce.SendOnly, false)
+		buf := make([]byte, roce.Headroom+roce.MaxPacket)
+		end := p.Build(buf)
+		copy(buf[roce.Headroom+at:], v4a[:])
+		if err := roce.Parse(roce.Seal(buf, end)[roce.Headroom:], &roce.Packet{}); !errors.Is(err, roce.ErrIP) {
+			t.Errorf("mapped address at %d: %v", at, err)
+		}
+	}
+}
+
+// TestICRC computes the ICRC as the specification has it: over eight bytes of ones
+// and a copy of the packet in which what may change is ones (Annex A17.3.3).
+func TestICRC(t *testing.T) {
+	for _, v4 := range []bool{false, true} {
+		p := full(roce.RC|roce.WriteOnly, v4)
+		fields(&p)
+		ip := build(t, p, []byte("seven b"))[roce.Headroom:]
+		masked := append(bytes.Repeat([]byte{0xff}, 8), ip[:len(ip)-4]...)
+		m, udp := masked[8:], 40
+		if v4 {
+			udp = 20
+			m[1], m[8], m[10], m[11] = 0xff, 0xff, 0xff, 0xff
+		} else {
+			m[0], m[1], m[2], m[3], m[7] = 0x6f, 0xff, 0xff, 0xff, 0xff
+		}
+		m[udp+6], m[udp+7], m[udp+8+4] = 0xff, 0xff, 0xff
+		if got, want := binary.LittleEndian.Uint32(ip[len(ip)-4:]), crc32.ChecksumIEEE(masked); got != want {
+			t.Errorf("IPv4 %v: ICRC is %#x, want %#x", v4, got, want)
 		}
 	}
 }
