@@ -44,3 +44,34 @@ func concat(l ...[]testCase) []testCase {
 	}
 	return all
 }
+
+// notOnWire are cases that a network of its own between the devices makes untrue, with
+// the reason.
+var notOnWire = map[string]string{
+	"SQDrain":            "several requests are begun at a time; see WireSQDrain",
+	"DeregisteredMidway": "a request is on the wire before its receive comes",
+	"Row35BlockedWake":   "the same",
+	"XRCWrongSRQ":        "an SRQ's number has 24 bits on the wire",
+	"MaskedAtomics":      "RoCE has no packet for masked atomics",
+	"MaskedErrors":       "the same",
+	"MaskedAreAtomic":    "the same",
+	"WindowRights":       "the same",
+	"Row22EachOptional":  "Ethernet has no alternate path",
+	"Row22WithoutState":  "the same",
+	"AtomicWrite":        "not on the wire yet",
+	"AtomicWriteErrors":  "the same",
+	"Flush":              "the same",
+	"FlushErrors":        "the same",
+	"Row35XRCBlocked":    "a responder that is stuck answers nothing",
+
+	"row35 turns beside large messages": "a network has no turns",
+}
+
+// RunWire runs the suite on two devices with a network between them.
+func RunWire(t *testing.T, open func(t testing.TB) Pair) {
+	for _, c := range concat(cases, wireCases) {
+		if notOnWire[c.name] == "" {
+			t.Run(c.name, func(t *testing.T) { c.run(t, open(t)) })
+		}
+	}
+}

@@ -19,6 +19,8 @@ const (
 	memSize  = 1 << 20
 	allAcc   = hca.AccessLocalWrite | hca.AccessRemoteWrite | hca.AccessRemoteRead | hca.AccessRemoteAtomic
 	testQKey = 0x11111111
+	// firstPSN is what both ends of a connection begin with: near the end of the space.
+	firstPSN = 0xfffff0
 	// routeHops is the hop limit that a route gives every unicast path on Ethernet.
 	routeHops = 64
 )
@@ -231,7 +233,7 @@ func (e *end) toInit() {
 
 func (e *end) rtrAttr(peer *end) (hca.QPAttr, hca.QPAttrMask) {
 	a := hca.QPAttr{
-		State: hca.QPRTR, PathMTU: 3, DestQPN: peer.qp.Num(), RQPSN: 0x123, AH: e.attrTo(peer),
+		State: hca.QPRTR, PathMTU: 3, DestQPN: peer.qp.Num(), RQPSN: firstPSN, AH: e.attrTo(peer),
 		MaxDestRdAtomic: e.o.destRd, MinRNRTimer: e.o.minRNR,
 	}
 	m := hca.QPMaskState | hca.QPMaskAV | hca.QPMaskPathMTU | hca.QPMaskDestQPN | hca.QPMaskRQPSN
@@ -252,7 +254,7 @@ func (e *end) toRTR(peer *end) {
 
 func (e *end) rtsAttr() (hca.QPAttr, hca.QPAttrMask) {
 	a := hca.QPAttr{
-		State: hca.QPRTS, SQPSN: 0x456, Timeout: e.o.timeout, RetryCnt: e.o.retryCnt,
+		State: hca.QPRTS, SQPSN: firstPSN, Timeout: e.o.timeout, RetryCnt: e.o.retryCnt,
 		RNRRetry: e.o.rnrRetry, MaxRdAtomic: e.o.rd,
 	}
 	m := hca.QPMaskState | hca.QPMaskSQPSN

@@ -255,7 +255,7 @@ func testQuery(t *testing.T, p Pair) {
 	a, b := pair(t, p, defaults().with(func(o *opts) { o.sigAll = true; o.global = true }))
 	got, in := a.qp.Query()
 	want := hca.QPAttr{
-		State: rts, CurState: rts, PathMTU: 3, DestQPN: b.qp.Num(), RQPSN: 0x123, SQPSN: 0x456, AH: a.attrTo(b),
+		State: rts, CurState: rts, PathMTU: 3, DestQPN: b.qp.Num(), RQPSN: firstPSN, SQPSN: firstPSN, AH: a.attrTo(b),
 		Access: allAcc, MaxDestRdAtomic: 4, MaxRdAtomic: 4, MinRNRTimer: 12, Port: 1, Timeout: 14, RetryCnt: 7, RNRRetry: 7,
 		Cap: a.qp.Cap(),
 	}

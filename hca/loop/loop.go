@@ -51,7 +51,7 @@ type Sleeper interface{ Wake() }
 type Port struct {
 	fabric *Fabric
 	lid    uint16
-	gids   []hca.GID
+	gids   []hca.GID // under Fabric.mu
 	ep     Endpoint
 }
 
@@ -127,21 +127,48 @@ func (f *Fabric) Attach(ep Endpoint, gids ...hca.GID) (*Port, error) {
 	return p, nil
 }
 
+// GIDs are those that the port answers to.
+func (p *Port) GIDs() []hca.GID {
+	p.fabric.mu.Lock()
+	defer p.fabric.mu.Unlock()
+	return slices.Clone(p.gids)
+}
+
+// SetGIDs changes them. One that is another port's stays that port's.
+func (p *Port) SetGIDs(gids []hca.GID) {
+	f := p.fabric
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	v := f.now.Load()
+	n := &view{lids: v.lids, gids: maps.Clone(v.gids), groups: v.groups}
+	for _, gid := range p.gids {
+		if n.gids[gid] == p {
+			delete(n.gids, gid)
+		}
+	}
+	p.gids = slices.Clone(gids)
+	for _, gid := range gids {
+		if n.gids[gid] == nil {
+			n.gids[gid] = p
+		}
+	}
+	f.now.Store(n)
+}
+
 // Detach takes the port out; its LID and GIDs may be given out again.
 func (p *Port) Detach() {
 	f := p.fabric
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	v := f.now.Load()
-	if v.gids[p.gids[0]] != p {
-		return
-	}
 	n := &view{lids: slices.Clone(v.lids), gids: maps.Clone(v.gids), groups: v.groups}
-	if p.lid != 0 {
+	if p.lid != 0 && n.lids[p.lid] == p {
 		n.lids[p.lid] = nil
 	}
 	for _, gid := range p.gids {
-		delete(n.gids, gid)
+		if n.gids[gid] == p {
+			delete(n.gids, gid)
+		}
 	}
 	f.now.Store(n)
 }

@@ -287,33 +287,42 @@ func (x *exec) atomic(p *QP) (verdict, hca.WCStatus) {
 	if v, st, ok := x.remote(p, need, atomicSize); !ok {
 		return v, st
 	}
-	target := &x.dst.segs[0]
-	space, done := target.mr.spaceAt(target.addr)
-	defer done(space)
-	if !space.lockOrPark(x.q) {
+	word := x.small[:atomicSize]
+	res, busy := x.exchange(word, func(s *space) bool { return s.lockOrPark(x.q) })
+	if busy {
 		return needPlace, 0
 	}
-	word := x.small[:atomicSize]
-	res := movedAll
-	if target.read(word, 0) != nil {
-		res = badDst
-	} else if x.stale() {
-		res = stopped
-	} else {
-		if val, store := x.update(binary.NativeEndian.Uint64(word)); store {
-			upd := x.small[atomicSize : 2*atomicSize]
-			binary.NativeEndian.PutUint64(upd, val)
-			if target.write(upd, 0) != nil {
-				res = badDst
-			}
-		}
-	}
-	space.unlock()
 	// The old value goes to the requester, in its order too.
 	if res == movedAll && !write && x.src.write(word) != nil {
 		res = badSrc
 	}
 	return x.finishRemote(p, res, hca.WCRemOpErr, atomicSize, atomicSize)
+}
+
+// exchange does the atomic in x on its target, whose old value goes to word, the first
+// bytes of x.small. busy: lock did not get the right to.
+func (x *exec) exchange(word []byte, lock func(*space) bool) (res moved, busy bool) {
+	target := &x.dst.segs[0]
+	space, done := target.mr.spaceAt(target.addr)
+	defer done(space)
+	if !lock(space) {
+		return movedAll, true
+	}
+	defer space.unlock()
+	if target.read(word, 0) != nil {
+		return badDst, false
+	}
+	if x.stale() {
+		return stopped, false
+	}
+	if val, store := x.update(binary.NativeEndian.Uint64(word)); store {
+		upd := x.small[atomicSize : 2*atomicSize]
+		binary.NativeEndian.PutUint64(upd, val)
+		if target.write(upd, 0) != nil {
+			return badDst, false
+		}
+	}
+	return movedAll, false
 }
 
 // remote checks an RDMA or atomic request at the responder: what the QP allows,

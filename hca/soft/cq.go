@@ -319,6 +319,9 @@ func (n *notes) each(f func(*CQ)) {
 	n.n, n.more = 0, nil
 }
 
+// merge moves what is in o to n.
+func (n *notes) merge(o *notes) { o.each(n.add) }
+
 // tell makes the callbacks on this goroutine, under no lock, and leaves the
 // waiters to w.
 func (n *notes) tell(w *notes) {

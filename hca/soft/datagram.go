@@ -54,11 +54,17 @@ func (x *exec) datagram() (verdict, hca.WCStatus) {
 	if qkey>>31 != 0 { // IBTA 1.4 §10.2.5
 		qkey = x.ownKey
 	}
+	out := q.dev.leadsOut(&x.dest)
 	if !loop.IsMulticast(&x.dest) {
-		if p := x.lookup(); p != nil {
+		if out {
+			x.sendOut(d, qkey)
+		} else if p := x.lookup(); p != nil {
 			x.post(p, d, qkey)
 		}
 		return finished, hca.WCSuccess
+	}
+	if out {
+		x.sendOut(d, qkey)
 	}
 	for _, m := range q.dev.fabric.Members(x.dest.DGID) {
 		// A sender does not hear itself.
@@ -92,7 +98,7 @@ func (x *exec) header(d *dgram) {
 		n += immLen
 	}
 	if q.dev.ethernet() {
-		putRoCE(&d.grh, q.dev.gids[x.dest.SGIDIndex], &x.dest, n)
+		putRoCE(&d.grh, q.dev.gid(int(x.dest.SGIDIndex)), &x.dest, n)
 		return
 	}
 	// IBTA 1.4 §8.3: version 6, class, label; length of what follows; next header
@@ -102,24 +108,30 @@ func (x *exec) header(d *dgram) {
 	binary.BigEndian.PutUint32(g, ver<<28|uint32(x.dest.TrafficClass)<<20|x.dest.FlowLabel&0xfffff)
 	binary.BigEndian.PutUint16(g[4:], uint16(n))
 	g[6], g[7] = nextHdr, x.dest.HopLimit
-	copy(g[8:], q.dev.gids[x.dest.SGIDIndex][:])
+	from := q.dev.gid(int(x.dest.SGIDIndex))
+	copy(g[8:], from[:])
 	copy(g[24:], x.dest.DGID[:])
 }
 
 // post queues d at p, if p takes datagrams with this Q_Key and has room.
 func (x *exec) post(p *QP, d *dgram, qkey uint32) {
-	r := &p.r
+	if p.enqueue(d, qkey) && !slices.Contains(x.targets, p) {
+		x.targets = append(x.targets, p)
+	}
+}
+
+// enqueue queues d at q; false if it is dropped.
+func (q *QP) enqueue(d *dgram, qkey uint32) bool {
+	r := &q.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p.typ != hca.QPTypeUD || !canReceive(r.state) || r.qkey != qkey || len(r.inq) >= inboundMax {
+	if q.typ != hca.QPTypeUD || !canReceive(r.state) || r.qkey != qkey || len(r.inq) >= inboundMax {
 		r.count.dropped++
-		return
+		return false
 	}
 	d.refs.Add(1)
 	r.inq = append(r.inq, d)
-	if !slices.Contains(x.targets, p) {
-		x.targets = append(x.targets, p)
-	}
+	return true
 }
 
 // deliverTargets lets the receivers of x's datagrams take them: the last one,

@@ -8,6 +8,7 @@ import (
 
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/hca/loop"
+	"github.com/uverbsd/uverbsd/hca/roce"
 )
 
 // Config describes a device to New. Zero limits mean the defaults.
@@ -18,6 +19,10 @@ type Config struct {
 	// Address, unless it is 0, gives the port an IPv4 GID too; it must be unique on the
 	// fabric, which must be Ethernet (EINVAL).
 	Address [4]byte
+	// Link, unless it is nil, is how the port reaches other hosts; what is on its fabric
+	// it reaches without. The fabric must be Ethernet, Address 0 (EINVAL). The port has
+	// the link's GIDs, MTU and state. The device closes it.
+	Link roce.Link
 	// VendorID and VendorPartID are what query_device reports.
 	VendorID, VendorPartID uint32
 	// Limits; each is at most what DefaultAttr says.
@@ -57,7 +62,9 @@ type Device struct {
 	ops    hca.OpSet
 	fabric *loop.Fabric
 	port   *loop.Port
-	gids   [gidTableLen]hca.GID // of the port; constant, zeros where it has none
+	gids   atomic.Pointer[[gidTableLen]hca.GID] // of the port; zeros where it has none
+	link   roce.Link                            // nil: none
+	wire   *wirePort                            // of the link
 
 	mrs    mrTable
 	qps    numTable[QP]
@@ -182,8 +189,11 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 		}
 	}
 	d.attr = a
-	if cfg.Address != ([4]byte{}) && !d.ethernet() {
-		return nil, fmt.Errorf("new device: an address, on %v: %w", fabric.Link(), einval)
+	if (cfg.Address != ([4]byte{}) || cfg.Link != nil) && !d.ethernet() {
+		return nil, fmt.Errorf("new device: an address or a link, on %v: %w", fabric.Link(), einval)
+	}
+	if cfg.Address != ([4]byte{}) && cfg.Link != nil {
+		return nil, fmt.Errorf("new device: an address beside those of the link: %w", einval)
 	}
 	d.mrs.init(a.MaxMR, a.MaxMW)
 	d.qps.init()
@@ -195,6 +205,11 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 	d.port = p
 	d.events.start()
 	d.pool.start(max(2*runtime.GOMAXPROCS(0), 4), max(runtime.GOMAXPROCS(0)-1, 1))
+	if d.link = cfg.Link; d.link != nil {
+		d.link.Watch(d.linkChanged)
+		d.linkChanged(d.link.State())
+		d.wire = newWirePort(d, d.link)
+	}
 	return d, nil
 }
 
@@ -209,6 +224,9 @@ func gidOf(g hca.GUID) hca.GID {
 // have closed everything by then.
 func (d *Device) Close() error {
 	d.port.Detach()
+	if d.wire != nil {
+		d.wire.close()
+	}
 	d.pool.close()
 	d.events.close()
 	return nil
@@ -242,6 +260,11 @@ func (d *Device) Port(port uint8) (hca.PortAttr, error) {
 	if d.ethernet() {
 		ethernetPort(&a)
 	}
+	if d.link != nil {
+		s := d.link.State()
+		a.ActiveMTU, a.NetDev = mtuEnum(s.MTU), s.NetDev
+		a.MaxMTU = a.ActiveMTU
+	}
 	if !d.up.Load() {
 		a.State, a.PhysState = stateDown, physPolling
 	}
@@ -254,7 +277,7 @@ func (d *Device) GID(port uint8, index int) (hca.GID, error) {
 	if port != physPort || index < 0 || index >= gidTableLen {
 		return hca.GID{}, fmt.Errorf("query GID %d of port %d: %w", index, port, einval)
 	}
-	return d.gids[index], nil
+	return d.gid(index), nil
 }
 
 // PKey 0 is the default key with full membership.
@@ -274,16 +297,12 @@ func (d *Device) SetPort(up bool) {
 		return
 	}
 	d.up.Store(up)
+	d.mu.Unlock()
 	ev := hca.EventPortErr
 	if up {
 		ev = hca.EventPortActive
 	}
-	for c := range d.contexts {
-		if c.notifier != nil {
-			d.events.add(event{guard: &c.guard, port: c.notifier, num: physPort, ev: ev})
-		}
-	}
-	d.mu.Unlock()
+	d.tellPort(ev)
 	if !up {
 		return
 	}
@@ -291,6 +310,26 @@ func (d *Device) SetPort(up bool) {
 		q.wake()
 		d.fabric.Announce(q.num)
 	}
+}
+
+// tellPort raises an event of the port at every context.
+func (d *Device) tellPort(ev hca.EventType) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for c := range d.contexts {
+		if c.notifier != nil {
+			d.events.add(event{guard: &c.guard, port: c.notifier, num: physPort, ev: ev})
+		}
+	}
+}
+
+// mtuEnum is the number of enum ib_mtu for a size in bytes, at least the least.
+func mtuEnum(bytes int) uint8 {
+	n := uint8(1)
+	for n < mtu4096 && 256<<n <= bytes {
+		n++
+	}
+	return n
 }
 
 // counters count what went through a queue pair.
@@ -328,6 +367,9 @@ func (d *Device) Counters(port uint8) (map[string]uint64, error) {
 	}
 	for _, name := range zeroCounters {
 		m[name] = 0
+	}
+	if d.wire != nil {
+		m["port_rcv_errors"] = d.wire.bad.Load()
 	}
 	return m, nil
 }

@@ -25,6 +25,8 @@
 // Mapped queues are used under the lock that guards their object's state, and never
 // once it is closed.
 //
+// What goes to another host goes as packets over a roce.Link: wire.go says how.
+//
 // A copy that does not return must not hold up state changes. Every half of a
 // queue pair counts epochs. A change that finds a half in use waits for
 // stuckWait, then takes the half away: it advances the epoch and flushes what
@@ -48,9 +50,11 @@
 //	CQ.mu
 //	MW.mu
 //	leaves: windowList.mu, waitList.mu, events.mu, pool.mu, mrTable.mu, numTable.mu,
-//	        Device.mu, loop.Fabric's
+//	        Device.mu, wirePort.mu, loop.Fabric's
 //
 // MW.mu is taken with none of the others held.
+//
+// Packets are handed to the link under no lock.
 //
 // Callbacks (hca.CQHandler and its kin, hca.Waiter) run under none of them. A CQ's
 // moderation timer takes CQ.mu alone, and makes its callback after it.

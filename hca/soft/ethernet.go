@@ -3,8 +3,10 @@ package soft
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 
 	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/hca/roce"
 )
 
 // What a device with an Ethernet port does its own way: RoCE v2 (IBTA annex A17),
@@ -29,13 +31,38 @@ func (d *Device) ethernet() bool { return d.fabric.Link() == hca.LinkEthernet }
 // initGIDs fills the GID table in the order of roce_gid_mgmt.c: the default GID,
 // which is made of the MAC as the node GUID is, then one for each address.
 func (d *Device) initGIDs(cfg *Config) []hca.GID {
-	d.gids[0] = gidOf(cfg.GUID)
-	n := 1
-	if cfg.Address != ([4]byte{}) {
-		d.gids[n] = hca.IPv4GID(cfg.Address)
-		n++
+	gids := []hca.GID{gidOf(cfg.GUID)}
+	switch {
+	case cfg.Link != nil:
+		gids = cfg.Link.State().GIDs
+	case cfg.Address != ([4]byte{}):
+		gids = append(gids, hca.IPv4GID(cfg.Address))
 	}
-	return d.gids[:n]
+	return d.setGIDs(gids)
+}
+
+// setGIDs puts gids in the table, as far as there is room, and returns those.
+func (d *Device) setGIDs(gids []hca.GID) []hca.GID {
+	var t [gidTableLen]hca.GID
+	n := copy(t[:], gids)
+	d.gids.Store(&t)
+	return t[:n]
+}
+
+// gid is one of the port's, zero if it has none there.
+func (d *Device) gid(i int) hca.GID { return d.gids.Load()[i] }
+
+// hasGID: is it one of the port's?
+func (d *Device) hasGID(g hca.GID) bool { return slices.Contains(d.gids.Load()[:], g) }
+
+// linkChanged is the link's callback: the port goes up or down, and its GIDs follow the
+// link's addresses (roce_gid_mgmt.c).
+func (d *Device) linkChanged(s roce.LinkState) {
+	if gids := s.GIDs; !slices.Equal(gids[:min(len(gids), gidTableLen)], d.port.GIDs()) {
+		d.port.SetGIDs(d.setGIDs(gids))
+		d.tellPort(hca.EventGIDChange)
+	}
+	d.SetPort(s.Up)
 }
 
 // checkRoute is what ib_core asks of a path over Ethernet beyond its GID index
@@ -46,9 +73,10 @@ func (d *Device) checkRoute(a *hca.AHAttr) error {
 	if !a.IsGlobal {
 		return fmt.Errorf("no GRH, on Ethernet: %w", einval)
 	}
-	_, from4 := d.gids[a.SGIDIndex].IPv4()
+	from := d.gid(int(a.SGIDIndex))
+	_, from4 := from.IPv4()
 	if _, to4 := a.DGID.IPv4(); from4 != to4 && !a.DGID.IsMulticast() {
-		return fmt.Errorf("from GID %s to %s, which is of the other family: %w", d.gids[a.SGIDIndex], a.DGID, einval)
+		return fmt.Errorf("from GID %s to %s, which is of the other family: %w", from, a.DGID, einval)
 	}
 	return nil
 }
@@ -72,9 +100,9 @@ func (d *Device) path(a hca.AHAttr) hca.AHAttr {
 func (x *exec) leadsBackLocked(p *QP) bool {
 	d, av := x.q.dev, &p.r.av
 	if d.ethernet() {
-		return av.DGID == d.gids[x.dest.SGIDIndex] && x.dest.DGID == p.dev.gids[av.SGIDIndex]
+		return av.DGID == d.gid(int(x.dest.SGIDIndex)) && x.dest.DGID == p.dev.gid(int(av.SGIDIndex))
 	}
-	return av.DLID == d.port.LID() || av.IsGlobal && av.DGID == d.gids[0]
+	return av.DLID == d.port.LID() || av.IsGlobal && av.DGID == d.gid(0)
 }
 
 // putRoCE writes the network header of a RoCE v2 datagram whose UDP payload is n

@@ -45,6 +45,9 @@ func (q *QP) Modify(a *hca.QPAttr, m hca.QPAttrMask) error {
 	default:
 		q.setAttrsLocked(a, m)
 		q.enterLocked(from, to, m&mNotify != 0 && a.EnSQDAsyncNotify)
+		if from == hca.QPRTR && to == hca.QPRTS {
+			q.startWireLocked()
+		}
 	}
 	q.s.mu.Unlock()
 	if to == hca.QPErr {
@@ -83,6 +86,8 @@ func (q *QP) checkModify(from, to hca.QPState, a *hca.QPAttr, m hca.QPAttrMask) 
 		return bad("access", a.Access)
 	case m&mMTU != 0 && (a.PathMTU.Bytes() == 0 || a.PathMTU > mtu4096):
 		return bad("path MTU", a.PathMTU)
+	case m&mMTU != 0 && q.dev.link != nil && a.PathMTU.Bytes() > q.dev.link.State().MTU: // rxe_qp_chk_attr
+		return bad("path MTU over the link's,", a.PathMTU)
 	case m&mTmo != 0 && a.Timeout > 31:
 		return bad("timeout", a.Timeout)
 	case m&mRetry != 0 && a.RetryCnt > 7:
@@ -165,6 +170,9 @@ func (q *QP) setAttrsLocked(a *hca.QPAttr, m hca.QPAttrMask) {
 	r := &q.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if m&mAV != 0 && q.dev.link != nil {
+		q.setWireLocked()
+	}
 	r.destQPN, r.av, r.access, r.qkey = to.DestQPN, to.AH, to.Access, to.QKey
 	r.maxDest, r.minRNR = to.MaxDestRdAtomic, to.MinRNRTimer
 }
@@ -203,6 +211,7 @@ func (q *QP) unwaitLocked() {
 	if s.timer != nil {
 		s.timer.Stop()
 	}
+	q.stopWireLocked()
 }
 
 // resetLocked is the first half of a move to RESET: nothing is posted, begun or
@@ -223,6 +232,7 @@ func (q *QP) resetAttrs() {
 	q.s.rnrLeft, q.s.started = 0, false
 	q.r.destQPN, q.r.av, q.r.access, q.r.qkey, q.r.maxDest, q.r.minRNR = 0, hca.AHAttr{}, 0, 0, 0, 0
 	q.r.commEst, q.r.refused, q.r.claimSRQ = false, false, nil
+	q.s.wire, q.r.wire = nil, nil
 }
 
 // errLocked moves the QP to ERR and flushes what nobody is working on. What

@@ -47,6 +47,17 @@ func (s *space) lockOrPark(q *QP) bool {
 	return true
 }
 
+// tryLock takes the right to do an atomic, if it is free.
+func (s *space) tryLock() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.busy {
+		return false
+	}
+	s.busy = true
+	return true
+}
+
 func (s *space) unlock() {
 	s.mu.Lock()
 	s.busy = false

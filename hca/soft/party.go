@@ -15,6 +15,7 @@ type party struct {
 	// away are its posters' goroutines in other parties' memory, guests those of
 	// other parties in its own.
 	away, guests atomic.Int32
+	held         atomic.Int32 // as UContext.held
 }
 
 func newParty() *party {

@@ -41,6 +41,8 @@ type requester struct {
 	absent    bool // parked in the fabric, under attr.DestQPN
 	timer     *time.Timer
 
+	wire *wire // to a peer on another host; else nil. Changed under responder.mu too.
+
 	count counters // tx only
 	mcast []hca.GID
 }
@@ -70,6 +72,7 @@ type responder struct {
 	maxDest uint8 // max_dest_rd_atomic
 	minRNR  uint8
 	inq     []*dgram // UD: what came in and has no receive yet taken
+	wire    *wire    // as requester.wire
 
 	count counters // rx and dropped only
 }
@@ -292,9 +295,16 @@ func (q *QP) AttachMcast(gid hca.GID, lid uint16) error {
 	if m := f.Members(gid); len(m) >= int(a.MaxMcastQP) || len(m) == 0 && f.Groups() >= int(a.MaxMcastGrp) {
 		return fmt.Errorf("attach mcast: %w", enomem)
 	}
-	if f.Join(gid, q) {
-		q.s.mcast = append(q.s.mcast, gid)
+	if !f.Join(gid, q) {
+		return nil
 	}
+	if l := q.dev.link; l != nil {
+		if err := l.Join(gid); err != nil {
+			f.Leave(gid, q)
+			return fmt.Errorf("attach mcast: %w", err)
+		}
+	}
+	q.s.mcast = append(q.s.mcast, gid)
 	return nil
 }
 
@@ -305,7 +315,7 @@ func (q *QP) DetachMcast(gid hca.GID, lid uint16) error {
 	}
 	q.modMu.Lock()
 	defer q.modMu.Unlock()
-	if !q.dev.fabric.Leave(gid, q) {
+	if !q.leaveMcast(gid) {
 		return fmt.Errorf("detach mcast %s: not attached: %w", gid, einval)
 	}
 	for i := range q.s.mcast {
@@ -315,6 +325,16 @@ func (q *QP) DetachMcast(gid hca.GID, lid uint16) error {
 		}
 	}
 	return nil
+}
+
+func (q *QP) leaveMcast(gid hca.GID) bool {
+	if !q.dev.fabric.Leave(gid, q) {
+		return false
+	}
+	if l := q.dev.link; l != nil {
+		_ = l.Leave(gid) // closed: then it hears nothing anyway
+	}
+	return true
 }
 
 func (q *QP) checkMcast(gid hca.GID, lid uint16) error {
@@ -340,7 +360,7 @@ func (q *QP) Close() error {
 	q.resetLocked()
 	q.s.mu.Unlock()
 	for _, gid := range q.s.mcast {
-		q.dev.fabric.Leave(gid, q)
+		q.leaveMcast(gid)
 	}
 	q.s.mcast = nil
 	q.settle()

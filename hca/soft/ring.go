@@ -293,3 +293,19 @@ func (r *sendRing) reset() {
 		r.queue.Reset()
 	}
 }
+
+// entry is the i-th send after the oldest, like front; at is its slot alone. i is
+// below count.
+func (r *sendRing) entry(i int) (*sendSlot, []hca.SGE, []byte) {
+	i += r.head
+	if i >= len(r.slots) {
+		i -= len(r.slots)
+	}
+	s := &r.slots[i]
+	return s, r.sges[i*r.stride:][:s.nsge], r.inline[i*r.istride:][:s.ninline]
+}
+
+func (r *sendRing) at(i int) *sendSlot {
+	s, _, _ := r.entry(i)
+	return s
+}

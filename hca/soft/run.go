@@ -40,6 +40,7 @@ type exec struct {
 	worker bool // it is a worker
 	// targets are UD queue pairs that have something in their inq.
 	targets []*QP
+	plan    plan // over a wire: what of the request is to be sent
 }
 
 var execs = sync.Pool{New: func() any { return new(exec) }}
@@ -81,6 +82,9 @@ func (q *QP) run(h *holder) {
 	q.runSend(h, &w)
 	if q.typ == hca.QPTypeUD {
 		q.runInbound(&w)
+	}
+	if q.dev.link != nil {
+		q.wireAnswers()
 	}
 	q.passOn()
 	q.dev.events.drain()
@@ -128,6 +132,11 @@ func (q *QP) runSend(h *holder, w *notes) {
 	var x *exec
 	s := &q.s
 	s.mu.Lock()
+	if s.wire != nil {
+		s.mu.Unlock()
+		q.runWire(h, w)
+		return
+	}
 	for n := 0; q.runnableLocked(); n++ {
 		if x == nil {
 			x = getExec()

@@ -18,6 +18,7 @@ type UContext struct {
 	party    *party
 	touch    touching
 	away     atomic.Int32 // its posters' goroutines in other contexts' memory
+	held     atomic.Int32 // goroutines of wirePort that are stuck in its memory
 }
 
 var _ hca.UContext = (*UContext)(nil)
@@ -115,7 +116,7 @@ func (d *Device) checkAddress(a *hca.AHAttr, mcastOK bool) error {
 		return fmt.Errorf("port %d: %w", a.Port, einval)
 	case a.IsGlobal && a.SGIDIndex >= gidTableLen:
 		return fmt.Errorf("SGID index %d: %w", a.SGIDIndex, einval)
-	case a.IsGlobal && d.gids[a.SGIDIndex] == hca.GID{}:
+	case a.IsGlobal && d.gid(int(a.SGIDIndex)) == hca.GID{}:
 		return fmt.Errorf("SGID index %d: %w", a.SGIDIndex, enodata)
 	case d.ethernet():
 		return d.checkRoute(a)
