@@ -32,7 +32,7 @@ type logConfig struct {
 	Level  string `toml:"level"`  // debug, info, warn, error
 }
 
-// deviceConfig is one HCA on an in-process fabric.
+// deviceConfig is one HCA.
 type deviceConfig struct {
 	Name string `toml:"name" json:"name"` // ibdev name; the provider's and a number if there is none
 	// Provider is "rxe", whose queues clients map, "qib", which does all by write(),
@@ -40,12 +40,27 @@ type deviceConfig struct {
 	Provider string `toml:"provider" json:"provider"`
 	GUID     string `toml:"guid" json:"guid"` // node GUID, xxxx:xxxx:xxxx:xxxx
 	Mode     uint32 `toml:"mode" json:"mode"` // of the node; 0666 as the kernel's, 0660 for a closed site
-	// Link is "infiniband" or "ethernet" (RoCE v2): devices of one link layer reach
-	// each other. What the provider is known for if it is not given.
+	// Link is "infiniband" or "ethernet" (RoCE v2), on a fabric inside the daemon:
+	// devices of one link layer reach each other. What the provider is known for if it
+	// is not given. Or "udp" or "vfio", RoCE v2 to other hosts.
 	Link string `toml:"link" json:"link"`
 	// Address is the IPv4 address of an Ethernet port; one that hangs on the GUID if
 	// there is none.
 	Address string `toml:"address" json:"address"`
+
+	// NetDev is the network interface of link "udp".
+	NetDev string `toml:"netdev" json:"netdev,omitempty"`
+	// PCI is the address of the NIC of link "vfio", which is bound to vfio-pci.
+	PCI string `toml:"pci" json:"pci,omitempty"`
+	// Addresses are those of link "vfio" with their prefixes' lengths; of link "udp"
+	// those of the interface's that are used, all if there are none.
+	Addresses []string `toml:"addresses" json:"addresses,omitempty"`
+	// Gateways are those of link "vfio", at most one of each family.
+	Gateways []string `toml:"gateways" json:"gateways,omitempty"`
+	// MTU is the Ethernet MTU of link "vfio", bytes; 0 is 1500.
+	MTU int `toml:"mtu" json:"mtu,omitempty"`
+	// VLAN is the VLAN of link "vfio"; 0 is none.
+	VLAN int `toml:"vlan" json:"vlan,omitempty"`
 }
 
 const (
@@ -101,13 +116,13 @@ func loadConfig(path string) (config, error) {
 	}
 	for i := range c.Device {
 		d := &c.Device[i]
-		if d.GUID == "" {
+		if d.GUID == "" && !d.wired() {
 			d.GUID = numberedGUID(i + 1)
 		}
 		if d.Mode == 0 {
 			d.Mode = defaultMode
 		}
-		if _, err := parseGUID(d.GUID); err != nil {
+		if _, err := parseGUID(d.GUID); err != nil && d.GUID != "" {
 			return c, fmt.Errorf("configuration %s: device %d %q: %w", path, i, d.Name, err)
 		}
 		// What this host can do is seen when the device is made.

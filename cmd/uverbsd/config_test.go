@@ -20,7 +20,7 @@ func TestLoadConfig(t *testing.T) {
 		{"InfiniBand", "[[device]]\nlink = \"infiniband\"\n", ""},
 		{"Ethernet", "[[device]]\nlink = \"ethernet\"\n", ""},
 		{"Ethernet with an address", "[[device]]\nlink = \"ethernet\"\naddress = \"10.1.2.3\"\n", ""},
-		{"no such link", "[[device]]\nlink = \"Ethernet\"\n", "link \"Ethernet\": say infiniband or ethernet"},
+		{"no such link", "[[device]]\nlink = \"Ethernet\"\n", "link \"Ethernet\": say infiniband, ethernet, udp or vfio"},
 		{"link of no name", "[[device]]\nlink = 2\n", "link"},
 		{"address of InfiniBand", "[[device]]\nname = \"qib0\"\naddress = \"10.1.2.3\"\n", "only a port with link = \"ethernet\" has one"},
 		{"rxe", "[[device]]\nprovider = \"rxe\"\naddress = \"10.1.2.3\"\n", ""},

@@ -194,9 +194,15 @@ func deviceCmd() *cobra.Command {
 		},
 	}
 	add.Flags().StringVar(&device.GUID, "guid", "", "node GUID, as 0011:7500:0000:0001 (default: one that is free)")
-	add.Flags().StringVar(&device.Link, "link", "", "link layer of the port: infiniband or ethernet (default: ethernet for provider rxe, else infiniband)")
+	add.Flags().StringVar(&device.Link, "link", "", "infiniband or ethernet, inside the daemon, or to other hosts udp or vfio (default: ethernet for provider rxe, else infiniband)")
 	add.Flags().StringVar(&device.Provider, "provider", autoProvider, "what clients' library takes it for: rxe, qib, or auto, by the name")
 	add.Flags().StringVar(&device.Address, "address", "", "IPv4 address of an Ethernet port (default: one that hangs on the GUID)")
+	add.Flags().StringVar(&device.NetDev, "netdev", "", "link udp: network interface, as eth1")
+	add.Flags().StringVar(&device.PCI, "pci", "", "link vfio: NIC that is bound to vfio-pci, as 0000:00:03.0")
+	add.Flags().StringSliceVar(&device.Addresses, "addresses", nil, "link vfio: addresses, as 10.0.0.1/24,fd00::1/64; link udp: those of the interface's that are used, as 10.0.0.1 (default: all)")
+	add.Flags().StringSliceVar(&device.Gateways, "gateways", nil, "link vfio: at most one of each family")
+	add.Flags().IntVar(&device.MTU, "mtu", 0, "link vfio: Ethernet MTU, bytes (default 1500)")
+	add.Flags().IntVar(&device.VLAN, "vlan", 0, "link vfio: VLAN (default: none)")
 	add.Flags().StringVar(&mode, "mode", "0666", "of the node")
 	remove := &cobra.Command{
 		Use:   "remove NAME",

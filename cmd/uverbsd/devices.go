@@ -19,6 +19,7 @@ import (
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/hca/loop"
 	"github.com/uverbsd/uverbsd/hca/provider/rxe"
+	"github.com/uverbsd/uverbsd/hca/roce"
 	"github.com/uverbsd/uverbsd/hca/soft"
 	"github.com/uverbsd/uverbsd/pin"
 )
@@ -37,6 +38,8 @@ type host interface {
 	removeNode(path string) error
 	// mappable says why clients cannot map their queues here; nil: they can.
 	mappable() error
+	// openLink makes the link of a port that reaches other hosts.
+	openLink(c *deviceConfig) (roce.Link, error)
 	// mountContexts mounts the files of contexts of the device uverbsN.
 	mountContexts(uverbsN string, log *zap.Logger) (*ctxfs.FS, error)
 }
@@ -59,8 +62,11 @@ type devices struct {
 	keeper  keeper     // outlives a daemon that is killed; nil: none
 
 	// change is held by add, remove and stop. Outermost.
-	change  sync.Mutex
-	stopped bool // guarded by change
+	change   sync.Mutex
+	stopped  bool     // guarded by change
+	absent   []string // names of devices whose ports are gone; guarded by change
+	stopping chan struct{}  // closed under mu
+	watchers sync.WaitGroup // who wait for them; added to under mu
 
 	// mu guards list, what is in it, and its members' going; also held while a
 	// status asks the devices, so that none goes meanwhile.
@@ -86,7 +92,7 @@ type servedDevice struct {
 func (s *servedDevice) path() string { return filepath.Join(devDir, s.entry.UverbsName()) }
 
 func newDevices(h host, log *zap.Logger, users *dispatch.Users) *devices {
-	d := &devices{host: h, log: log, users: users, failed: make(chan error, 1), fabrics: map[hca.LinkLayer]*loop.Fabric{
+	d := &devices{host: h, log: log, users: users, failed: make(chan error, 1), stopping: make(chan struct{}), fabrics: map[hca.LinkLayer]*loop.Fabric{
 		hca.LinkInfiniBand: loop.New(hca.LinkInfiniBand),
 		hca.LinkEthernet:   loop.New(hca.LinkEthernet),
 	}}
@@ -188,23 +194,22 @@ func (d *devices) check(c *deviceConfig) error {
 	if s := d.find(c.Name); s != nil {
 		return fmt.Errorf("there is a device of that name, %s: choose another, or remove that one first", s.path())
 	}
-	for i := 1; c.GUID == ""; i++ {
+	for i := 1; c.GUID == "" && !c.wired(); i++ {
 		if guid := numberedGUID(i); d.guidOwner(guid) == "" {
 			c.GUID = guid
 		}
 	}
-	if _, err := parseGUID(c.GUID); err != nil {
+	if err := d.checkGUID(c.GUID); err != nil && !(c.GUID == "" && c.wired()) {
 		return err
-	}
-	if o := d.guidOwner(c.GUID); o != "" {
-		return fmt.Errorf("GUID %s is that of %s: choose another, or leave it out", c.GUID, o)
 	}
 	link, address, err := linkOf(c, p)
 	if err != nil {
 		return err
 	}
-	c.Link = link.String()
-	if link == hca.LinkEthernet {
+	if !c.wired() {
+		c.Link = link.String()
+	}
+	if link == hca.LinkEthernet && !c.wired() {
 		c.Address = netip.AddrFrom4(address).String()
 		if o := d.owner(func(s *servedDevice) bool { return s.address == c.Address }); o != "" {
 			return fmt.Errorf("address %s is that of %s: choose another", c.Address, o)
@@ -219,6 +224,16 @@ func (d *devices) check(c *deviceConfig) error {
 	return nil
 }
 
+func (d *devices) checkGUID(guid string) error {
+	if _, err := parseGUID(guid); err != nil {
+		return err
+	}
+	if o := d.guidOwner(guid); o != "" {
+		return fmt.Errorf("GUID %s is that of %s: choose another, or leave it out", guid, o)
+	}
+	return nil
+}
+
 // add brings one device up: engine, session, node, registry. On an error nothing
 // is left of it.
 func (d *devices) add(c deviceConfig) (*servedDevice, error) {
@@ -228,6 +243,7 @@ func (d *devices) add(c deviceConfig) (*servedDevice, error) {
 	if err != nil {
 		return nil, fmt.Errorf("add device %s: %w", c.Name, err)
 	}
+	d.absent = slices.DeleteFunc(d.absent, func(name string) bool { return name == c.Name })
 	fields := []zap.Field{zap.String("device", c.Name), zap.String("node", s.path()), zap.String("guid", s.guid), zap.Stringer("link", s.link)}
 	if s.address != "" {
 		fields = append(fields, zap.String("address", s.address))
@@ -251,9 +267,21 @@ func (d *devices) bringUp(c *deviceConfig) (_ *servedDevice, err error) {
 			}
 		}
 	}()
-	guid, _ := parseGUID(c.GUID) // check has
 	provider := providers[c.Provider]
-	link, address, _ := linkOf(c, provider)
+	link, address, _ := linkOf(c, provider) // check has
+	fabric := d.fabrics[link]
+	s := &servedDevice{link: link, address: c.Address, ended: make(chan struct{})}
+	var port roce.Link
+	if c.wired() {
+		// On a fabric of its own: what goes to another port goes over the wire.
+		fabric = loop.New(hca.LinkEthernet)
+		if port, err = d.openPortFor(s, c); err != nil {
+			return nil, err
+		}
+		undo = append(undo, func() { _ = port.Close() })
+	}
+	s.guid = c.GUID
+	guid, _ := parseGUID(c.GUID) // check has
 	pci := provider.PCI()
 	cfg := soft.Config{
 		GUID: guid, Address: address, NodeDesc: "uverbsd " + c.Name, BoardID: provider.HCAType(),
@@ -264,17 +292,21 @@ func (d *devices) bringUp(c *deviceConfig) (_ *servedDevice, err error) {
 		cfg.Mapped, cfg.Without, cfg.MaxSRQSGE, cfg.MaxCQE = true, rxe.Lacks, rxe.MaxSRQSGE, rxe.MaxCQE
 		cfg.VendorID = rxe.VendorID
 	}
-	engine, err := soft.New(d.fabrics[link], cfg)
+	if port != nil {
+		cfg.Link = port
+		cfg.LinkGone = func() { d.whenGone(s, *c) }
+	}
+	engine, err := soft.New(fabric, cfg)
 	if err != nil {
 		return nil, err
 	}
+	s.engine = engine
 	undo = append(undo, func() { _ = engine.Close() })
 
 	channel, err := d.host.openChannel()
 	if err != nil {
 		return nil, err
 	}
-	s := &servedDevice{guid: c.GUID, link: link, address: c.Address, engine: engine, ended: make(chan struct{})}
 	s.entry = &hca.Entry{Name: c.Name, Index: d.freeIndex(), Device: engine, Provider: provider}
 	log := d.log.With(zap.String("device", c.Name))
 	s.node = &node{}
@@ -320,6 +352,25 @@ func (d *devices) bringUp(c *deviceConfig) (_ *servedDevice, err error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// openPortFor makes the link of a wired device, from which it has its GUID unless c
+// says one.
+func (d *devices) openPortFor(s *servedDevice, c *deviceConfig) (roce.Link, error) {
+	l, err := d.host.openLink(c)
+	if err != nil {
+		return nil, err
+	}
+	s.address = linkAddresses(l)
+	if guid, ok := linkGUID(l); c.GUID == "" && ok && d.guidOwner(guid.String()) == "" {
+		c.GUID = guid.String()
+	}
+	for i := 1; c.GUID == ""; i++ {
+		if guid := numberedGUID(i); d.guidOwner(guid) == "" {
+			c.GUID = guid
+		}
+	}
+	return l, nil
 }
 
 // serveMaps serves the files of contexts, until the device has no others.
@@ -368,6 +419,10 @@ func (d *devices) serve(s *servedDevice) {
 func (d *devices) remove(name string) (contexts int, err error) {
 	d.change.Lock()
 	defer d.change.Unlock()
+	if i := slices.Index(d.absent, name); i >= 0 {
+		d.absent = slices.Delete(d.absent, i, i+1)
+		return 0, nil
+	}
 	s := d.find(name)
 	if s == nil {
 		return 0, fmt.Errorf("remove device %s: there is none of that name: name one of those there are (%s)", name, d.names())
@@ -393,8 +448,18 @@ func (d *devices) takeDown(s *servedDevice) error {
 // whose files are open.
 func (d *devices) stop() error {
 	d.change.Lock()
-	defer d.change.Unlock()
 	d.stopped = true
+	d.change.Unlock()
+	d.mu.Lock()
+	select {
+	case <-d.stopping: // a second time
+	default:
+		close(d.stopping)
+	}
+	d.mu.Unlock()
+	d.watchers.Wait()
+	d.change.Lock()
+	defer d.change.Unlock()
 	d.mu.Lock()
 	list := slices.Clone(d.list)
 	d.mu.Unlock()

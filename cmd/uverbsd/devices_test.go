@@ -23,6 +23,7 @@ import (
 	"github.com/uverbsd/uverbsd/cuse/cusetest"
 	"github.com/uverbsd/uverbsd/dispatch"
 	"github.com/uverbsd/uverbsd/hca"
+	"github.com/uverbsd/uverbsd/hca/roce"
 )
 
 // fakeHost has nodes that are files, and channels whose other end is the test's.
@@ -30,6 +31,7 @@ type fakeHost struct {
 	t    *testing.T
 	fail string // the step that fails
 	maps bool   // clients can map their queues
+	link func() (roce.Link, error)
 
 	mu    sync.Mutex
 	ends  []*cusetest.Raw // the kernel's ends, in order of opening
@@ -68,6 +70,13 @@ func (h *fakeHost) setupNode(path string, mode os.FileMode) (uint64, error) {
 	defer h.mu.Unlock()
 	h.nodes[path] = mode
 	return unix.Mkdev(231, 192), nil
+}
+
+func (h *fakeHost) openLink(*deviceConfig) (roce.Link, error) {
+	if h.link == nil {
+		return nil, errFake
+	}
+	return h.link()
 }
 
 func (h *fakeHost) removeNode(path string) error {
@@ -193,7 +202,7 @@ func TestOrders(t *testing.T) {
 		{"an address that is taken", []order{ethernet("qib0", "", ""), ethernet("qib1", "", "169.254.1.1")}, "address 169.254.1.1 is that of qib0: choose another", false, []string{"uverbs0"}},
 		{"an address that a GUID took", []order{ethernet("qib0", "", ""), ethernet("qib1", "0002:c903:0000:0001", "")}, "address 169.254.1.1 is that of qib0: choose another", false, []string{"uverbs0"}},
 		{"an address that has become free", []order{ethernet("qib0", "", ""), remove("qib0"), ethernet("qib1", "", "169.254.1.1")}, "address 169.254.1.1", true, []string{"uverbs0"}},
-		{"no link", []order{{Do: "add", Device: deviceConfig{Name: "qib0", Link: "roce"}}}, "link \"roce\": say infiniband or ethernet", false, nil},
+		{"no link", []order{{Do: "add", Device: deviceConfig{Name: "qib0", Link: "roce"}}}, "link \"roce\": say infiniband, ethernet, udp or vfio", false, nil},
 		{"no address", []order{ethernet("qib0", "", "a\nb")}, "give one host's IPv4 address", false, nil},
 		{"no order", []order{{Do: "explode"}}, "unknown order", false, nil},
 	} {

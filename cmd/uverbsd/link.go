@@ -14,6 +14,12 @@ import (
 func linkOf(c *deviceConfig, p hca.Provider) (hca.LinkLayer, [4]byte, error) {
 	none := [4]byte{}
 	link := c.Link
+	if err := c.checkPort(); err != nil {
+		return 0, none, err
+	}
+	if c.wired() {
+		return hca.LinkEthernet, none, nil
+	}
 	if _, ok := p.(rxe.Provider); ok {
 		switch link {
 		case "":
@@ -30,7 +36,7 @@ func linkOf(c *deviceConfig, p hca.Provider) (hca.LinkLayer, [4]byte, error) {
 		return hca.LinkInfiniBand, none, nil
 	case hca.LinkEthernet.String():
 	default:
-		return 0, none, fmt.Errorf("link %q: say infiniband or ethernet", c.Link)
+		return 0, none, fmt.Errorf("link %q: say infiniband, ethernet, udp or vfio", c.Link)
 	}
 	if c.Address == "" {
 		guid, err := parseGUID(c.GUID)

@@ -63,6 +63,7 @@ var notOnWire = map[string]string{
 	"Flush":              "the same",
 	"FlushErrors":        "the same",
 	"Row35XRCBlocked":    "a responder that is stuck answers nothing",
+	"WindowInvInTraffic": "a sender of UC, who is told at once, floods; an access takes longer then than its end is waited for",
 
 	"row35 turns beside large messages": "a network has no turns",
 }

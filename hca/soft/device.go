@@ -23,6 +23,9 @@ type Config struct {
 	// it reaches without. The fabric must be Ethernet, Address 0 (EINVAL). The port has
 	// the link's GIDs, MTU and state. The device closes it.
 	Link roce.Link
+	// LinkGone is called, once at most and from a goroutine of the device's, when the
+	// link is gone for good. It may not block.
+	LinkGone func()
 	// VendorID and VendorPartID are what query_device reports.
 	VendorID, VendorPartID uint32
 	// Limits; each is at most what DefaultAttr says.
@@ -208,7 +211,7 @@ func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
 	if d.link = cfg.Link; d.link != nil {
 		d.link.Watch(d.linkChanged)
 		d.linkChanged(d.link.State())
-		d.wire = newWirePort(d, d.link)
+		d.wire = newWirePort(d, d.link, cfg.LinkGone)
 	}
 	return d, nil
 }

@@ -1,6 +1,7 @@
 package soft
 
 import (
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -187,6 +188,7 @@ func (b *batch) sendTo(l roce.Link, dst hca.GID) {
 type wirePort struct {
 	dev  *Device
 	link roce.Link
+	gone func() // nil: nobody wants to know
 	wg   sync.WaitGroup
 
 	inside  atomic.Bool   // the leader is at a packet
@@ -218,8 +220,8 @@ const (
 	rxBatch = 32
 )
 
-func newWirePort(d *Device, l roce.Link) *wirePort {
-	p := &wirePort{dev: d, link: l}
+func newWirePort(d *Device, l roce.Link, gone func()) *wirePort {
+	p := &wirePort{dev: d, link: l, gone: gone}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.startLocked()
@@ -243,6 +245,9 @@ func (p *wirePort) lead(in *inbound) {
 	for p.leader.Load() == in {
 		n, err := p.link.Recv(in.own.rs[:])
 		if err != nil {
+			if p.gone != nil && errors.Is(err, roce.ErrGone) && p.leader.CompareAndSwap(in, nil) {
+				p.gone()
+			}
 			return
 		}
 		in.own.n.Store(int32(n))
@@ -334,8 +339,12 @@ func (p *wirePort) watch() {
 func (p *wirePort) replace() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := p.leader.Load().ctx.Load()
-	if c == nil || p.stop {
+	in := p.leader.Load()
+	if in == nil || p.stop {
+		return
+	}
+	c := in.ctx.Load()
+	if c == nil {
 		return
 	}
 	c.held.Add(1)
