@@ -37,7 +37,8 @@ func quick(t *testing.T, what string, f func()) {
 // works sends a message and an atomic between two fresh clients.
 func works(t *testing.T, p Pair) {
 	t.Helper()
-	a, b := pair(t, p, defaults())
+	// Of time there is enough on a busy machine too.
+	a, b := pair(t, p, defaults().with(func(o *opts) { o.timeout = 17 }))
 	b.postRecv(1, b.sge(0, 9000))
 	a.postSend(a.send(2, 0, 9000), a.rdma(hca.OpAtomicFetchAdd, 3, 0, b, 0, 8))
 	one(t, a.scq, 2, hca.WCSuccess)
