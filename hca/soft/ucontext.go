@@ -19,6 +19,7 @@ type UContext struct {
 	touch    touching
 	away     atomic.Int32 // its posters' goroutines in other contexts' memory
 	held     atomic.Int32 // goroutines of wirePort that are stuck in its memory
+	late     [][]byte     // packets that wait for that; under wirePort.mu
 }
 
 var _ hca.UContext = (*UContext)(nil)

@@ -1,6 +1,7 @@
 package soft
 
 import (
+	"bytes"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -214,8 +215,11 @@ const (
 	leadTick  = 5 * time.Millisecond
 	leadTicks = 2
 	// heldLimit is how many contexts of a party may hold a leader at a time, before
-	// packets for the others are dropped too.
+	// packets for the others are dropped.
 	heldLimit = 4
+	// lateLimit is how many packets wait for a context that holds a leader: as many as
+	// two connections have on their way.
+	lateLimit = 2 * windowMax
 	// rxBatch is how many packets are taken from the link at a time.
 	rxBatch = 32
 )
@@ -240,6 +244,7 @@ func (p *wirePort) startLocked() {
 func (p *wirePort) lead(in *inbound) {
 	defer p.wg.Done()
 	if b := p.current.Load(); b != nil { // what a stuck one before it has left
+		p.inside.Store(true)
 		p.work(in, b)
 	}
 	for p.leader.Load() == in {
@@ -270,7 +275,8 @@ func (p *wirePort) work(in *inbound, b *rxPackets) {
 		in.ip = b.rs[i].IP
 		p.handle(in)
 		b.rs[i].Release()
-		if !p.leads(in) {
+		if c := p.leads(in); c != nil {
+			p.catchUp(in, c)
 			break
 		}
 	}
@@ -286,21 +292,40 @@ type rxPackets struct {
 	n, next atomic.Int32
 }
 
-// leads: is in still the leader's, after a packet? If not, the context that held it
-// holds it no more.
-func (p *wirePort) leads(in *inbound) bool {
+// leads is nil if in is still the leader's after a packet, else the context that has
+// held it.
+func (p *wirePort) leads(in *inbound) *UContext {
 	p.beats.Add(1)
-	if in.ctx.Load() != nil {
+	if in.ctx.Load() == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c := in.ctx.Swap(nil)
+	if p.leader.Load() == in {
+		return nil
+	}
+	return c
+}
+
+// catchUp handles the packets that have come for c while in was stuck in its memory.
+func (p *wirePort) catchUp(in *inbound, c *UContext) {
+	in.late = c
+	for {
 		p.mu.Lock()
-		defer p.mu.Unlock()
-		c := in.ctx.Swap(nil)
-		if p.leader.Load() != in {
+		if len(c.late) == 0 || p.stop {
+			c.late = nil
 			c.held.Add(-1)
 			c.party.held.Add(-1)
-			return false
+			p.mu.Unlock()
+			return
 		}
+		in.ip = c.late[0]
+		c.late = c.late[1:]
+		p.mu.Unlock()
+		p.handle(in)
+		in.ctx.Store(nil)
 	}
-	return true
 }
 
 // watch has somebody look after the leader while packets come.
@@ -353,9 +378,23 @@ func (p *wirePort) replace() {
 	p.startLocked()
 }
 
-// withhold: does the memory of c, or do those of its party, hold leaders already?
-func (p *wirePort) withhold(c *UContext) bool {
-	return c.held.Load() > 0 || c.party.held.Load() >= heldLimit
+// withheld: is in's packet, which is for c, not to be handled now, because c's memory
+// holds a leader, or enough of its party's do? The former's waits, if it may.
+func (p *wirePort) withheld(in *inbound, c *UContext, waits bool) bool {
+	if in.late == c || c.held.Load() == 0 && c.party.held.Load() < heldLimit {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case c.held.Load() == 0 && c.party.held.Load() < heldLimit:
+		return false
+	case c.held.Load() == 0 || !waits || len(c.late) >= lateLimit:
+		p.dropped.Add(1)
+	default:
+		c.late = append(c.late, bytes.Clone(in.ip)) // the link's buffers are few
+	}
+	return true
 }
 
 // close ends the receiving; the link is closed with it. A leader that is stuck
@@ -383,6 +422,7 @@ type inbound struct {
 	ctx   atomic.Pointer[UContext] // whose memory the handler may touch
 	own   rxPackets
 	ip    []byte
+	late  *UContext // it is not the leader any more, and does what waits for this
 	pkt   roce.Packet
 	notes notes
 	waits notes
@@ -414,8 +454,7 @@ func (p *wirePort) handle(in *inbound) {
 		pd = s.pd
 	}
 	if pd != nil {
-		if p.withhold(pd.ctx) {
-			p.dropped.Add(1)
+		if p.withheld(in, pd.ctx, true) {
 			return
 		}
 		in.ctx.Store(pd.ctx)
@@ -474,8 +513,7 @@ func (p *wirePort) datagram(in *inbound) {
 
 // hear queues a datagram from the wire, and has it received.
 func (q *QP) hear(d *dgram, qkey uint32, in *inbound) {
-	if in.port.withhold(q.pd.ctx) {
-		in.port.dropped.Add(1)
+	if in.port.withheld(in, q.pd.ctx, in.pkt.QPN != mcastQPN) {
 		return
 	}
 	if q.enqueue(d, qkey) {
