@@ -10,6 +10,7 @@ import (
 
 var wireCases = []testCase{
 	{"WireSQDrain", testWireSQDrain},
+	{"WirePeerComesLater", testWirePeerLater},
 }
 
 // testWireSQDrain: what was begun is done before the queue is drained, and nothing
@@ -34,6 +35,26 @@ func testWireSQDrain(t *testing.T, p Pair) {
 	none(t, a.scq)
 	a.setState(rts)
 	one(t, a.scq, 3, hca.WCSuccess)
+}
+
+// testWirePeerLater: who sends before his peer is there sends again.
+func testWirePeerLater(t *testing.T, p Pair) {
+	o := defaults().with(func(o *opts) { o.timeout = 16 })
+	a, b := newEnd(t, p.A, o), newEnd(t, p.B, o)
+	a.toInit()
+	a.toRTR(b)
+	a.toRTS()
+	a.mem.Set(0, Pattern(5, 5000))
+	a.postSend(a.send(1, 0, 5000), a.rdma(hca.OpRDMAWrite, 2, 0, b, 10000, 100))
+	none(t, a.scq)
+	b.toInit()
+	b.postRecv(3, b.sge(0, 5000))
+	none(t, a.scq)
+	b.toRTR(a)
+	one(t, a.scq, 1, hca.WCSuccess)
+	one(t, a.scq, 2, hca.WCSuccess)
+	one(t, b.rcq, 3, hca.WCSuccess)
+	equal(t, b.mem.Get(0, 5000), Pattern(5, 5000))
 }
 
 // lossyCases are reliable traffic.
