@@ -39,6 +39,8 @@ const (
 	FetchAdd         Opcode = 0x14
 	SendLastInv      Opcode = 0x16
 	SendOnlyInv      Opcode = 0x17
+	Flush            Opcode = 0x1C // RC; and the next (IBTA 1.5 annex A19)
+	AtomicWrite      Opcode = 0x1D
 	operations              = 0x1F
 	headerKindsCount        = 0x20
 )
@@ -53,6 +55,7 @@ const (
 	hasAtomicAckETH
 	hasImm
 	hasIETH
+	hasFETH
 	hasPayload
 	isFirst // or middle: the payload is the path MTU, without padding
 	isLast
@@ -85,6 +88,8 @@ var operationHeaders = [headerKindsCount]headers{
 	FetchAdd:       isKnown | hasAtomicETH | isLast,
 	SendLastInv:    isKnown | hasIETH | hasPayload | isLast,
 	SendOnlyInv:    isKnown | hasIETH | hasPayload | isLast,
+	Flush:          isKnown | hasFETH | hasRETH | isLast,
+	AtomicWrite:    isKnown | hasRETH | hasPayload | isLast,
 }
 
 // Transport is the upper bits.
@@ -100,12 +105,14 @@ func (o Opcode) IsResponse() bool { return operationHeaders[o&operations]&isResp
 func (o Opcode) IsLast() bool { return operationHeaders[o&operations]&isLast != 0 }
 
 // IsKnown: it is an opcode of one of the transports above. UC has sends and
-// writes, UD sends of one packet, XRC what RC has.
+// writes, UD sends of one packet, XRC what RC has but for the last two.
 func (o Opcode) IsKnown() bool {
 	op := o.Operation()
 	switch o.Transport() {
-	case RC, XRC:
+	case RC:
 		return operationHeaders[op]&isKnown != 0
+	case XRC:
+		return operationHeaders[op]&isKnown != 0 && op < Flush
 	case UC:
 		return op <= WriteOnlyImm
 	case UD:
@@ -125,6 +132,7 @@ const (
 	atomicAckSize = 8
 	immSize       = 4
 	iethSize      = 4
+	fethSize      = 4
 	cnpSize       = 16 // reserved bytes after a CNP's BTH
 	icrcSize      = 4
 
@@ -157,6 +165,9 @@ func (o Opcode) extended() int {
 		}
 	}
 	h := operationHeaders[o&operations]
+	if h&hasFETH != 0 {
+		n += fethSize
+	}
 	if h&hasRETH != 0 {
 		n += rethSize
 	}

@@ -50,6 +50,9 @@ type Packet struct {
 	SrcQP uint32 // DETH, 24 bits
 	SRQN  uint32 // XRCETH, 24 bits
 
+	FlushType  uint8 // FETH, 4 bits
+	FlushLevel uint8 // FETH, 2 bits
+
 	VA     uint64 // RETH, AtomicETH
 	RKey   uint32 // RETH, AtomicETH
 	DMALen uint32 // RETH
@@ -208,6 +211,10 @@ func (p *Packet) parseExtended(b []byte) {
 		}
 	}
 	h := operationHeaders[p.Op.Operation()]
+	if h&hasFETH != 0 {
+		p.FlushType, p.FlushLevel = b[3]&0xf, b[3]>>4&3
+		b = b[fethSize:]
+	}
 	if h&hasRETH != 0 {
 		p.VA, p.RKey, p.DMALen = binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:])
 		b = b[rethSize:]
@@ -295,6 +302,10 @@ func (p *Packet) buildExtended(b []byte) {
 		}
 	}
 	h := operationHeaders[p.Op.Operation()]
+	if h&hasFETH != 0 {
+		binary.BigEndian.PutUint32(b, uint32(p.FlushLevel&3)<<4|uint32(p.FlushType&0xf))
+		b = b[fethSize:]
+	}
 	if h&hasRETH != 0 {
 		binary.BigEndian.PutUint64(b, p.VA)
 		binary.BigEndian.PutUint32(b[8:], p.RKey)

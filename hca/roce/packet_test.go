@@ -47,7 +47,7 @@ func fields(p *roce.Packet) {
 		}
 	}
 	switch op {
-	case roce.WriteFirst, roce.WriteOnly, roce.WriteOnlyImm, roce.ReadRequest:
+	case roce.WriteFirst, roce.WriteOnly, roce.WriteOnlyImm, roce.ReadRequest, roce.Flush, roce.AtomicWrite:
 		p.VA, p.RKey, p.DMALen = 0x1122334455667788, 0xdeadbeef, 0x10203040
 	case roce.CompareSwap, roce.FetchAdd:
 		p.VA, p.RKey, p.Swap, p.Compare = 0x1122334455667788, 0xdeadbeef, 1<<63|5, 7
@@ -55,6 +55,9 @@ func fields(p *roce.Packet) {
 		p.Syndrome, p.MSN = 0x1f, 0x112233
 	case roce.AtomicAck:
 		p.Syndrome, p.MSN, p.Orig = 0x1f, 0x112233, 0x99
+	}
+	if op == roce.Flush {
+		p.FlushType, p.FlushLevel = 3, 1
 	}
 	switch op {
 	case roce.SendLastImm, roce.SendOnlyImm, roce.WriteLastImm, roce.WriteOnlyImm:
@@ -73,7 +76,7 @@ func build(t *testing.T, p roce.Packet, payload []byte) roce.Buffer {
 
 func hasPayload(op roce.Opcode) bool {
 	switch op.Operation() {
-	case roce.ReadRequest, roce.Acknowledge, roce.AtomicAck, roce.CompareSwap, roce.FetchAdd:
+	case roce.ReadRequest, roce.Acknowledge, roce.AtomicAck, roce.CompareSwap, roce.FetchAdd, roce.Flush:
 		return false
 	}
 	return op != roce.CNP
@@ -113,7 +116,7 @@ func TestRoundTrip(t *testing.T) {
 			}
 		}
 	}
-	if want := 23 + 23 + 12 + 2 + 1; known != want {
+	if want := 25 + 23 + 12 + 2 + 1; known != want {
 		t.Errorf("%d opcodes are known, want %d", known, want)
 	}
 }
