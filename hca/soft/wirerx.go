@@ -224,8 +224,10 @@ func (q *QP) expectedLocked(w *wire, in *inbound) {
 	switch op {
 	case roce.ReadRequest:
 		f, nak = q.readAsked(w, in)
-	case roce.CompareSwap, roce.FetchAdd:
+	case roce.CompareSwap, roce.FetchAdd, roce.AtomicWrite:
 		f, nak = q.atomicAsked(w, in)
+	case roce.Flush:
+		f, nak = q.flushAsked(w, in)
 	default:
 		f, nak = q.part(w, in, x, begins)
 	}
@@ -248,7 +250,7 @@ func (q *QP) expectedLocked(w *wire, in *inbound) {
 		r.count.dropped++
 	case taken:
 		switch op {
-		case roce.ReadRequest, roce.CompareSwap, roce.FetchAdd: // did it all
+		case roce.ReadRequest, roce.CompareSwap, roce.FetchAdd, roce.AtomicWrite, roce.Flush: // did it all
 			return
 		}
 		rx.epsn = (k.PSN + 1) & roce.PSNMask
@@ -640,14 +642,22 @@ func (q *QP) atomicAsked(w *wire, in *inbound) (fate, uint8) {
 	x.q, x.era, x.peer, x.srqn = q, q.era.Load(), nil, k.SRQN
 	x.op, x.rkey, x.remoteAddr, x.length = hca.OpAtomicCmpSwap, k.RKey, k.VA, atomicSize
 	x.compareAdd, x.swap = k.Compare, k.Swap
-	if k.Op.Operation() == roce.FetchAdd {
+	need := hca.AccessRemoteAtomic
+	switch k.Op.Operation() {
+	case roce.FetchAdd:
 		x.op, x.compareAdd = hca.OpAtomicFetchAdd, k.Swap
+	case roce.AtomicWrite:
+		if len(k.Payload) != atomicSize || k.DMALen != atomicSize {
+			q.toErr(hca.EventQPReqErr, &x.notes)
+			return refused, roce.NAKInvalidReq
+		}
+		x.op, x.swap, need = hca.OpAtomicWrite, binary.NativeEndian.Uint64(k.Payload), hca.AccessRemoteWrite
 	}
 	if !x.enterWireSRQ(q) {
 		return refused, roce.NAKInvalidReq
 	}
 	defer x.leaveWireSRQ()
-	if _, st, ok := x.remote(q, hca.AccessRemoteAtomic, atomicSize); !ok {
+	if _, st, ok := x.remote(q, need, atomicSize); !ok {
 		return refused, nakOf(st)
 	}
 	word := x.small[:atomicSize]
@@ -667,6 +677,10 @@ func (q *QP) atomicAsked(w *wire, in *inbound) (fate, uint8) {
 	if q.r.wire != w {
 		return lost, 0
 	}
+	if x.op == hca.OpAtomicWrite {
+		rx.doneLocked(q, k, atomicSize)
+		return taken, 0
+	}
 	rx.epsn = (k.PSN + 1) & roce.PSNMask
 	rx.msn = (rx.msn + 1) & roce.PSNMask
 	rx.saved[rx.nsaved%savedAtomics] = savedAtomic{psn: k.PSN, orig: orig, ok: true}
@@ -674,6 +688,38 @@ func (q *QP) atomicAsked(w *wire, in *inbound) (fate, uint8) {
 	q.r.count.rxBytes += atomicSize
 	q.r.count.rxPkts++
 	rx.say(answer{op: roce.AtomicAck, psn: k.PSN, msn: rx.msn, syndrome: ackCredits, orig: orig})
+	return taken, 0
+}
+
+// doneLocked is the end of a flush or an atomic write, whose answer is that of a read
+// of no bytes (annex A19; rxe_resp.c, send_read_response_ack).
+func (rx *wireRx) doneLocked(q *QP, k *roce.Packet, bytes uint64) {
+	rx.epsn = (k.PSN + 1) & roce.PSNMask
+	rx.msn = (rx.msn + 1) & roce.PSNMask
+	q.r.count.rxBytes += bytes
+	q.r.count.rxPkts++
+	rx.say(answer{op: roce.ReadRespOnly, psn: k.PSN, msn: rx.msn, syndrome: ackCredits})
+}
+
+// flushAsked checks a flush, see flushRemote, and queues its answer.
+func (q *QP) flushAsked(w *wire, in *inbound) (fate, uint8) {
+	k := &in.pkt
+	x := getExec()
+	defer x.put()
+	defer in.notes.merge(&x.notes)
+	x.q, x.era, x.peer = q, q.era.Load(), nil
+	x.op, x.rkey, x.remoteAddr, x.length = hca.OpFlush, k.RKey, k.VA, 0
+	x.setFlush(&hca.Flush{Length: k.DMALen, Type: k.FlushType, Level: k.FlushLevel})
+	f := x.flush()
+	if _, st, ok := x.remote(q, f.Access(), uint64(f.Length)); !ok {
+		return refused, nakOf(st)
+	}
+	q.r.mu.Lock()
+	defer q.r.mu.Unlock()
+	if q.r.wire != w {
+		return lost, 0
+	}
+	w.rx.doneLocked(q, k, 0)
 	return taken, 0
 }
 
@@ -719,6 +765,11 @@ func (q *QP) repeatedLocked(w *wire, k *roce.Packet) bool {
 			}
 		}
 		return false
+	}
+	switch k.Op.Operation() {
+	case roce.Flush, roce.AtomicWrite:
+		rx.say(answer{op: roce.ReadRespOnly, psn: k.PSN, msn: rx.msn, syndrome: ackCredits})
+		return true
 	}
 	// A send or a write: what came last is acknowledged again.
 	rx.say(answer{op: roce.Acknowledge, psn: (rx.epsn - 1) & roce.PSNMask, msn: rx.msn, syndrome: ackCredits})

@@ -1,6 +1,7 @@
 package soft
 
 import (
+	"encoding/binary"
 	"time"
 
 	"github.com/uverbsd/uverbsd/hca"
@@ -59,15 +60,12 @@ func (q *QP) beginLocked(w *wire) bool {
 		return false
 	}
 	slot := s.ring.at(i)
-	answered := slot.op == hca.OpRDMARead || isAtomic(slot.op)
+	answered := usesRdAtomic(slot.op)
 	switch {
 	case isLocal(slot.op) || slot.op == hca.OpInvalid:
 		// They wait until all is done before them, and take no PSN.
 		return false
 	case slot.flags&hca.SendFence != 0 && t.answersLocked():
-		return false
-	case slot.op == hca.OpFlush || slot.op == hca.OpAtomicWrite:
-		t.failed = hca.WCLocQPOpErr // not on the wire yet
 		return false
 	case slot.total+uint64(slot.ninline) > maxMsg:
 		t.failed = hca.WCLocLenErr
@@ -182,7 +180,7 @@ func (x *exec) sentLocked(q *QP, w *wire) {
 	if p.gen != t.gen || roce.PSNDiff(end, t.at) <= 0 {
 		return // it went back meanwhile
 	}
-	if x.op == hca.OpRDMARead || isAtomic(x.op) {
+	if usesRdAtomic(x.op) {
 		t.reads[t.nreads] = (end - 1) & roce.PSNMask
 		t.nreads++
 	}
@@ -346,7 +344,7 @@ func (q *QP) doneHeadLocked(w *wire, st hca.WCStatus, n *notes) {
 	slot := s.ring.at(0)
 	id, op, flags := slot.id, slot.op, slot.flags
 	bytes := slot.total + uint64(slot.ninline)
-	if isAtomic(op) {
+	if isAtomic(op) || op == hca.OpAtomicWrite {
 		bytes = atomicSize
 	}
 	s.ring.drop()
@@ -402,7 +400,7 @@ func (x *exec) build(w *wire, b *batch) hca.WCStatus {
 		k.VA, k.RKey = x.remoteAddr+p.off, x.rkey
 		k.DMALen = uint32(min(x.length-p.off, uint64(p.n)*uint64(w.mtu)))
 		k.AckReq, k.SRQN = true, x.srqn
-		x.add(w, b, &k, 0)
+		x.add(w, b, &k, nil)
 		return hca.WCSuccess
 	case isAtomic(x.op):
 		if !x.src.resolve(q.pd, hca.AccessLocalWrite, atomicSize) {
@@ -418,7 +416,23 @@ func (x *exec) build(w *wire, b *batch) hca.WCStatus {
 			return hca.WCLocQPOpErr // RoCE has no packet for them
 		}
 		k.VA, k.RKey, k.AckReq, k.SRQN = x.remoteAddr, x.rkey, true, x.srqn
-		x.add(w, b, &k, 0)
+		x.add(w, b, &k, nil)
+		return hca.WCSuccess
+	}
+	if x.op == hca.OpFlush || x.op == hca.OpAtomicWrite {
+		f := x.flush()
+		k.VA, k.RKey, k.AckReq = x.remoteAddr, x.rkey, true
+		if x.op == hca.OpFlush {
+			k.Op |= roce.Flush
+			k.FlushType, k.FlushLevel, k.DMALen = f.Type, f.Level, f.Length
+			x.add(w, b, &k, nil)
+			return hca.WCSuccess
+		}
+		k.Op |= roce.AtomicWrite
+		k.DMALen = atomicSize
+		word := x.small[:atomicSize]
+		binary.NativeEndian.PutUint64(word, x.swap)
+		x.add(w, b, &k, word)
 		return hca.WCSuccess
 	}
 	if x.ninline == 0 {
@@ -481,9 +495,10 @@ func (x *exec) shape(k *roce.Packet, transport roce.Opcode, first, last bool) {
 	k.Op = transport | op
 }
 
-// add makes a packet without payload.
-func (x *exec) add(w *wire, b *batch, k *roce.Packet, n int) {
-	b.seal(k.Build(b.next()) + n)
+// add makes a packet with that payload.
+func (x *exec) add(w *wire, b *batch, k *roce.Packet, payload []byte) {
+	at := k.Build(b.next())
+	b.seal(at + copy(b.next()[at:], payload))
 	if b.full() {
 		b.send(w)
 	}
