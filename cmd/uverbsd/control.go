@@ -27,10 +27,12 @@ const (
 	maxOrder = 4096
 )
 
-// order is what `uverbsd device` sends to the daemon, one to a connection.
+// order is what `uverbsd device` and `uverbsd capture` send to the daemon, one to a
+// connection.
 type order struct {
-	Do     string       `json:"do"` // add or remove
-	Device deviceConfig `json:"device"`
+	Do      string       `json:"do"` // add, remove or capture
+	Device  deviceConfig `json:"device"`
+	Capture captureOrder `json:"capture,omitzero"`
 }
 
 // outcome is the answer: what was done, or why it was not.
@@ -95,7 +97,7 @@ func (d *daemon) serveControl(path string) error {
 }
 
 // takeOrder serves one connection. At the end of ctx it waits for no order, but
-// for one that is being carried out.
+// for one that is being carried out; a capture ends.
 func (d *devices) takeOrder(ctx context.Context, c net.Conn) {
 	defer c.Close()
 	_ = c.SetReadDeadline(time.Now().Add(controlTimeout))
@@ -107,6 +109,10 @@ func (d *devices) takeOrder(ctx context.Context, c net.Conn) {
 		err = json.Unmarshal(buf[:n], &o)
 	}
 	var out outcome
+	if err == nil && o.Do == "capture" {
+		d.capture(ctx, c, o)
+		return
+	}
 	if err != nil {
 		out.Error = fmt.Sprintf("order not understood: %v", err)
 	} else {
@@ -141,14 +147,23 @@ func (d *devices) carryOut(o order) (out outcome) {
 	return outcome{Error: fmt.Sprintf("unknown order %q: are daemon and command of one version?", o.Do)}
 }
 
-// give sends an order to the daemon and returns what it did.
-func give(socket string, o order) (string, error) {
+// dial connects to the daemon.
+func dial(socket string) (net.Conn, error) {
 	c, err := net.DialTimeout("unix", socket, controlTimeout)
 	switch {
 	case errors.Is(err, unix.EACCES):
-		return "", fmt.Errorf("no access to %s: run as root: %w", socket, err)
+		return nil, fmt.Errorf("no access to %s: run as root: %w", socket, err)
 	case err != nil:
-		return "", fmt.Errorf("no daemon answers at %s (is `uverbsd serve` running?): %w", socket, err)
+		return nil, fmt.Errorf("no daemon answers at %s (is `uverbsd serve` running?): %w", socket, err)
+	}
+	return c, nil
+}
+
+// give sends an order to the daemon and returns what it did.
+func give(socket string, o order) (string, error) {
+	c, err := dial(socket)
+	if err != nil {
+		return "", err
 	}
 	defer c.Close()
 	_ = c.SetDeadline(time.Now().Add(orderTimeout))

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"go.uber.org/zap"
 	"golang.org/x/sys/unix"
@@ -20,6 +21,7 @@ import (
 	"github.com/uverbsd/uverbsd/hca/loop"
 	"github.com/uverbsd/uverbsd/hca/provider/rxe"
 	"github.com/uverbsd/uverbsd/hca/roce"
+	"github.com/uverbsd/uverbsd/hca/roce/capture"
 	"github.com/uverbsd/uverbsd/hca/soft"
 	"github.com/uverbsd/uverbsd/pin"
 )
@@ -61,10 +63,12 @@ type devices struct {
 	failed  chan error // capacity 1: a session ended by itself
 	keeper  keeper     // outlives a daemon that is killed; nil: none
 
+	captures atomic.Int32 // under way
+
 	// change is held by add, remove and stop. Outermost.
 	change   sync.Mutex
-	stopped  bool     // guarded by change
-	absent   []string // names of devices whose ports are gone; guarded by change
+	stopped  bool           // guarded by change
+	absent   []string       // names of devices whose ports are gone; guarded by change
 	stopping chan struct{}  // closed under mu
 	watchers sync.WaitGroup // who wait for them; added to under mu
 
@@ -81,6 +85,7 @@ type servedDevice struct {
 	link    hca.LinkLayer
 	address string // of an Ethernet port, else ""
 	engine  *soft.Device
+	tap     *capture.Tap // the engine's
 	dev     *dispatch.Device
 	session *cuse.Session
 	maps    *ctxfs.FS // nil: its clients map nothing
@@ -285,7 +290,7 @@ func (d *devices) bringUp(c *deviceConfig) (_ *servedDevice, err error) {
 	pci := provider.PCI()
 	cfg := soft.Config{
 		GUID: guid, Address: address, NodeDesc: "uverbsd " + c.Name, BoardID: provider.HCAType(),
-		VendorID: uint32(pci.Vendor), VendorPartID: uint32(pci.Device),
+		VendorID: uint32(pci.Vendor), VendorPartID: uint32(pci.Device), Tap: capture.New(nil),
 	}
 	_, mapped := provider.(hca.Mapper)
 	if mapped {
@@ -293,14 +298,15 @@ func (d *devices) bringUp(c *deviceConfig) (_ *servedDevice, err error) {
 		cfg.VendorID = rxe.VendorID
 	}
 	if port != nil {
-		cfg.Link = port
+		tap := capture.New(port)
+		cfg.Link, cfg.Tap = tap, tap
 		cfg.LinkGone = func() { d.whenGone(s, *c) }
 	}
 	engine, err := soft.New(fabric, cfg)
 	if err != nil {
 		return nil, err
 	}
-	s.engine = engine
+	s.engine, s.tap = engine, cfg.Tap
 	undo = append(undo, func() { _ = engine.Close() })
 
 	channel, err := d.host.openChannel()

@@ -23,6 +23,6 @@ func root() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	cmd.AddCommand(serveCmd(), statusCmd(), deviceCmd(), commandsCmd(), bindCmd(), unbindCmd(), cleanCmd(), keeperCmd())
+	cmd.AddCommand(serveCmd(), statusCmd(), deviceCmd(), captureCmd(), commandsCmd(), bindCmd(), unbindCmd(), cleanCmd(), keeperCmd())
 	return cmd
 }

@@ -20,6 +20,7 @@ type client struct {
 	cq  hca.CQ
 	qp  hca.QP
 	mr  hca.MR
+	mem *flat
 	pd  hca.PD
 	srq hca.SRQ    // of an XRC target
 	way hca.AHAttr // to the port itself
@@ -34,6 +35,7 @@ func newClient(t testing.TB, d hca.Device, typ hca.QPType, size int) *client {
 	c.cq, err = ctx.CreateCQ(hca.CQInit{Entries: 256})
 	check(t, err)
 	m := make(flat, size)
+	c.mem = &m
 	c.mr, err = c.pd.RegMR(hca.MRInit{Mem: &m, Start: flatBase, Length: uint64(size), IOVA: flatBase, Access: 15})
 	check(t, err)
 	in := hca.QPInit{Type: typ, SendCQ: c.cq, RecvCQ: c.cq,
@@ -87,6 +89,12 @@ func check(t testing.TB, err error) {
 
 func connect(t testing.TB, a, b *client, typ hca.QPType) {
 	t.Helper()
+	connectAt(t, a, b, typ, 5, 0)
+}
+
+// connectAt is connect with a path MTU (enum ib_mtu) and a first PSN.
+func connectAt(t testing.TB, a, b *client, typ hca.QPType, mtu hca.MTU, psn uint32) {
+	t.Helper()
 	for _, p := range [][2]*client{{a, b}, {b, a}} {
 		q, peer := p[0].qp, p[1].qp
 		at := hca.QPAttr{State: hca.QPInitState, Port: 1, Access: 15, QKey: 5}
@@ -94,7 +102,7 @@ func connect(t testing.TB, a, b *client, typ hca.QPType) {
 		if typ == hca.QPTypeUD {
 			check(t, q.Modify(&at, hca.QPMaskState|ma|hca.QPMaskQKey))
 			check(t, q.Modify(&hca.QPAttr{State: hca.QPRTR}, hca.QPMaskState))
-			check(t, q.Modify(&hca.QPAttr{State: hca.QPRTS}, hca.QPMaskState|hca.QPMaskSQPSN))
+			check(t, q.Modify(&hca.QPAttr{State: hca.QPRTS, SQPSN: psn}, hca.QPMaskState|hca.QPMaskSQPSN))
 			continue
 		}
 		check(t, q.Modify(&at, hca.QPMaskState|ma|hca.QPMaskAccess))
@@ -110,8 +118,8 @@ func connect(t testing.TB, a, b *client, typ hca.QPType) {
 		case hca.QPTypeXRCTgt:
 			toRTS |= hca.QPMaskTimeout
 		}
-		check(t, q.Modify(&hca.QPAttr{State: hca.QPRTR, PathMTU: 5, DestQPN: peer.Num(), AH: p[0].way, MaxDestRdAtomic: 4, MinRNRTimer: 12}, toRTR))
-		check(t, q.Modify(&hca.QPAttr{State: hca.QPRTS, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRdAtomic: 4}, toRTS))
+		check(t, q.Modify(&hca.QPAttr{State: hca.QPRTR, PathMTU: mtu, RQPSN: psn, DestQPN: peer.Num(), AH: p[0].way, MaxDestRdAtomic: 4, MinRNRTimer: 12}, toRTR))
+		check(t, q.Modify(&hca.QPAttr{State: hca.QPRTS, SQPSN: psn, Timeout: 14, RetryCnt: 7, RNRRetry: 7, MaxRdAtomic: 4}, toRTS))
 	}
 }
 

@@ -42,6 +42,15 @@ func (x *exec) perform() (verdict, hca.WCStatus) {
 	if p == nil {
 		return x.noPeer()
 	}
+	x.listen(p)
+	v, st := x.performAt(p)
+	x.listened(v, st)
+	return v, st
+}
+
+// performAt is perform for a request that has found its peer.
+func (x *exec) performAt(p *QP) (verdict, hca.WCStatus) {
+	q := x.q
 	if q.typ == hca.QPTypeXRCIni {
 		if !x.enterSRQ(p) {
 			return finished, hca.WCRemInvReqErr
@@ -152,6 +161,7 @@ func (x *exec) send(p *QP) (verdict, hca.WCStatus) {
 		if x.stale() {
 			return x.noPeer()
 		}
+		x.hear(data)
 	}
 	v, ok := x.claim(p, x.length)
 	if !ok {
@@ -232,6 +242,9 @@ func (x *exec) write(p *QP) (verdict, hca.WCStatus) {
 	res := movedAll
 	if x.length <= smallSize {
 		data, ok := x.bytes()
+		if ok {
+			x.hear(data)
+		}
 		switch {
 		case !ok:
 			res = badSrc

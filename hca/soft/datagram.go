@@ -58,7 +58,11 @@ func (x *exec) datagram() (verdict, hca.WCStatus) {
 	if !loop.IsMulticast(&x.dest) {
 		if out {
 			x.sendOut(d, qkey)
-		} else if p := x.lookup(); p != nil {
+			return finished, hca.WCSuccess
+		}
+		p := x.lookup()
+		x.hearDatagram(d, qkey, p)
+		if p != nil {
 			x.post(p, d, qkey)
 		}
 		return finished, hca.WCSuccess
@@ -66,7 +70,9 @@ func (x *exec) datagram() (verdict, hca.WCStatus) {
 	if out {
 		x.sendOut(d, qkey)
 	}
-	for _, m := range q.dev.fabric.Members(x.dest.DGID) {
+	members := q.dev.fabric.Members(x.dest.DGID)
+	x.hearGroup(d, qkey, members, out)
+	for _, m := range members {
 		// A sender does not hear itself.
 		if p, ok := m.(*QP); ok && p != q && p.dev.up.Load() && q.dev.up.Load() {
 			x.post(p, d, qkey)

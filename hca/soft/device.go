@@ -9,6 +9,7 @@ import (
 	"github.com/uverbsd/uverbsd/hca"
 	"github.com/uverbsd/uverbsd/hca/loop"
 	"github.com/uverbsd/uverbsd/hca/roce"
+	"github.com/uverbsd/uverbsd/hca/roce/capture"
 )
 
 // Config describes a device to New. Zero limits mean the defaults.
@@ -26,6 +27,9 @@ type Config struct {
 	// LinkGone is called, once at most and from a goroutine of the device's, when the
 	// link is gone for good. It may not block.
 	LinkGone func()
+	// Tap, unless it is nil, is shown what the port's queue pairs say to others of the
+	// fabric, made into packets (see tap.go). It may be Link. The device closes it.
+	Tap *capture.Tap
 	// VendorID and VendorPartID are what query_device reports.
 	VendorID, VendorPartID uint32
 	// Limits; each is at most what DefaultAttr says.
@@ -67,6 +71,7 @@ type Device struct {
 	port   *loop.Port
 	gids   atomic.Pointer[[gidTableLen]hca.GID] // of the port; zeros where it has none
 	link   roce.Link                            // nil: none
+	tap    *capture.Tap                         // nil: none
 	wire   *wirePort                            // of the link
 
 	mrs    mrTable
@@ -159,7 +164,7 @@ const capWindows = 1<<17 | 1<<24
 
 // New attaches a device to the fabric, with its port up.
 func New(fabric *loop.Fabric, cfg Config) (*Device, error) {
-	d := &Device{fabric: fabric, ops: Ops &^ cfg.Without, contexts: make(map[*UContext]struct{}), parties: make(map[any]*party), nobody: newParty()}
+	d := &Device{fabric: fabric, ops: Ops &^ cfg.Without, tap: cfg.Tap, contexts: make(map[*UContext]struct{}), parties: make(map[any]*party), nobody: newParty()}
 	d.up.Store(true)
 	a := DefaultAttr()
 	a.NodeGUID, a.SysImageGUID = cfg.GUID, cfg.GUID
@@ -232,6 +237,9 @@ func (d *Device) Close() error {
 	}
 	d.pool.close()
 	d.events.close()
+	if d.tap != nil && d.link != roce.Link(d.tap) {
+		return d.tap.Close()
+	}
 	return nil
 }
 

@@ -25,7 +25,8 @@
 // Mapped queues are used under the lock that guards their object's state, and never
 // once it is closed.
 //
-// What goes to another host goes as packets over a roce.Link: wire.go says how.
+// What goes to another host goes as packets over a roce.Link: wire.go says how. For
+// listeners, messages within a fabric are made into such packets too: tap.go.
 //
 // A copy that does not return must not hold up state changes. Every half of a
 // queue pair counts epochs. A change that finds a half in use waits for

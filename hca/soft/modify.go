@@ -229,7 +229,7 @@ func (q *QP) resetLocked() {
 // resetAttrs is how a QP begins, and what RESET makes of it.
 func (q *QP) resetAttrs() {
 	q.s.attr = hca.QPAttr{State: hca.QPReset, PathMigState: migMigrated}
-	q.s.rnrLeft, q.s.started = 0, false
+	q.s.rnrLeft, q.s.started, q.s.heard = 0, false, heard{}
 	q.r.destQPN, q.r.av, q.r.access, q.r.qkey, q.r.maxDest, q.r.minRNR = 0, hca.AHAttr{}, 0, 0, 0, 0
 	q.r.commEst, q.r.refused, q.r.claimSRQ = false, false, nil
 	q.s.wire, q.r.wire = nil, nil

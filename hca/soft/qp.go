@@ -44,6 +44,7 @@ type requester struct {
 	wire *wire // to a peer on another host; else nil. Changed under responder.mu too.
 
 	count counters // tx only
+	heard heard    // since RESET
 	mcast []hca.GID
 }
 

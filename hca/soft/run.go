@@ -41,6 +41,7 @@ type exec struct {
 	// targets are UD queue pairs that have something in their inq.
 	targets []*QP
 	plan    plan // over a wire: what of the request is to be sent
+	ear     *ear // of whoever listens to the request; else nil
 }
 
 var execs = sync.Pool{New: func() any { return new(exec) }}

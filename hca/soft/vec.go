@@ -170,6 +170,7 @@ func (x *exec) copy(dst, src *vec, n uint64) moved {
 		if x.stale() {
 			return stopped
 		}
+		x.hear(buf[:k])
 		if dst.write(buf[:k]) != nil {
 			return badDst
 		}

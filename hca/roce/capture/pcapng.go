@@ -163,29 +163,40 @@ func (p *Writer) end() error {
 	return nil
 }
 
-// Copy writes a subscription's packets as a file until ctx ends or the subscription
-// does, neither of which is an error, and closes the subscription. What was read is
-// written at the latest when no more waits.
-func Copy(ctx context.Context, w io.Writer, name string, s *Subscription) error {
+// Copy writes a subscription's packets as a file until count are written (0: no
+// bound), ctx ends or the subscription does, none of which is an error, and closes the
+// subscription. What waits when ctx ends is written too. What was read is written at
+// the latest when no more waits.
+func Copy(ctx context.Context, w io.Writer, name string, s *Subscription, count uint64) error {
 	defer s.Close()
 	p, err := NewWriter(w, name, s.snap)
 	if err != nil {
 		return err
 	}
-	for {
+	var dropped uint64
+	written := uint64(0)
+	for count == 0 || written < count {
 		if len(s.full) == 0 {
 			if err := p.Flush(); err != nil {
 				return err
 			}
 		}
 		k, err := s.Next(ctx)
-		if err != nil {
+		if err != nil && ctx.Err() != nil {
+			// No more come: what is there is read without waiting.
 			s.Close()
-			// What waits when ctx ends is not in the file.
-			return p.Finish(s.start, s.Received(), s.Dropped()+uint64(len(s.full)))
+			k, err = s.Next(context.WithoutCancel(ctx))
+		}
+		dropped = s.Dropped()
+		if err != nil {
+			break
 		}
 		if err := p.Write(k); err != nil {
 			return err
 		}
+		written++
 	}
+	s.Close()
+	// What comes in after the last one that was asked for is not counted.
+	return p.Finish(s.start, written+dropped, dropped)
 }

@@ -11,8 +11,9 @@
 // IP packets (LINKTYPE_RAW), written here: gopacket's writer could do it, but brings
 // six megabytes of packet decoders into the program for what is a page of code.
 //
-// Who may call it: cmd puts a Tap over a link, subscribes for who asks, and calls
-// Copy; the engine sees a roce.Link, and calls Note for what it moves without a link.
+// Who may call it: cmd makes a Tap, over a link if there is one, subscribes for who
+// asks, and calls Copy; the engine sees a roce.Link, and calls Wants and Note for what
+// it moves without a link.
 //
 // Lock order: Tap.mu is a leaf, and guards only who listens.
 package capture
@@ -66,7 +67,9 @@ type Packet struct {
 	Data []byte
 }
 
-// Tap is a roce.Link over another, with listeners. Use New.
+// Tap is a roce.Link over another, with listeners. Without one below it is no link: it
+// has what is noted, and nothing else may be called but what is about listeners and
+// Close. Use New.
 type Tap struct {
 	roce.Link
 	subs atomic.Pointer[[]*Subscription] // nil while nobody listens; immutable
@@ -78,7 +81,7 @@ type Tap struct {
 
 var _ roce.Link = (*Tap)(nil)
 
-// New puts a tap over a link, which is the tap's from then on.
+// New puts a tap over a link, which is the tap's from then on; nil is none.
 func New(link roce.Link) *Tap { return &Tap{Link: link} }
 
 // Send implements roce.Link. What it shows is what was to be sent: a packet may be
@@ -88,7 +91,7 @@ func (t *Tap) Send(dst hca.GID, packets []roce.Buffer) error {
 		now := time.Now()
 		for _, p := range packets {
 			if len(p) > roce.Headroom {
-				deliver(*subs, now, Out, p[roce.Headroom:])
+				deliver(*subs, now, Out, p[roce.Headroom:], len(p)-roce.Headroom)
 			}
 		}
 	}
@@ -101,26 +104,44 @@ func (t *Tap) Recv(rs []roce.Received) (int, error) {
 	if subs := t.subs.Load(); subs != nil {
 		now := time.Now()
 		for i := range rs[:n] {
-			deliver(*subs, now, In, rs[i].IP)
+			deliver(*subs, now, In, rs[i].IP, len(rs[i].IP))
 		}
 	}
 	return n, err
 }
 
 // Note shows the listeners an IP packet that went past no link, as between two queue
-// pairs of one daemon. It copies what it keeps. Ask Listening before making one.
-func (t *Tap) Note(dir Dir, ip []byte) {
+// pairs of one daemon. It copies what it keeps. ip may be the beginning of a packet of
+// n bytes. Ask Wants before making one.
+func (t *Tap) Note(dir Dir, ip []byte, n int) {
 	if subs := t.subs.Load(); subs != nil {
-		deliver(*subs, time.Now(), dir, ip)
+		deliver(*subs, time.Now(), dir, ip, n)
 	}
 }
 
 // Listening says whether there is any listener.
 func (t *Tap) Listening() bool { return t.subs.Load() != nil }
 
+// Wants is the most bytes of a packet that a listener keeps; 0: nobody listens, which
+// costs one atomic load to find out.
+func (t *Tap) Wants() int {
+	subs := t.subs.Load()
+	if subs == nil {
+		return 0
+	}
+	n := 0
+	for _, s := range *subs {
+		n = max(n, s.snap)
+	}
+	return n
+}
+
 // Close closes the link and ends every subscription, once it has read what is there.
 func (t *Tap) Close() error {
-	err := t.Link.Close()
+	var err error
+	if t.Link != nil {
+		err = t.Link.Close()
+	}
 	t.mu.Lock()
 	subs := t.subs.Swap(nil)
 	t.closed = true
@@ -197,19 +218,19 @@ func (t *Tap) Subscribe(packets, snap int) (*Subscription, error) {
 	return s, nil
 }
 
-func deliver(subs []*Subscription, now time.Time, dir Dir, ip []byte) {
+func deliver(subs []*Subscription, now time.Time, dir Dir, ip []byte, n int) {
 	for _, s := range subs {
-		s.put(now, dir, ip)
+		s.put(now, dir, ip, n)
 	}
 }
 
 // put copies a packet into a free slot, or counts it as dropped.
-func (s *Subscription) put(now time.Time, dir Dir, ip []byte) {
+func (s *Subscription) put(now time.Time, dir Dir, ip []byte, n int) {
 	s.received.Add(1)
 	select {
 	case i := <-s.free:
 		sl := &s.slots[i]
-		sl.p = Packet{Time: now, Dir: dir, Len: len(ip), Data: sl.b[:copy(sl.b, ip)]}
+		sl.p = Packet{Time: now, Dir: dir, Len: n, Data: sl.b[:copy(sl.b, ip)]}
 		s.full <- i // has room for all slots
 	default:
 		s.dropped.Add(1)
@@ -248,6 +269,9 @@ func (s *Subscription) Received() uint64 { return s.received.Load() }
 
 // Dropped is how many found no room.
 func (s *Subscription) Dropped() uint64 { return s.dropped.Load() }
+
+// Done is closed at the subscription's end, by its Close or the tap's.
+func (s *Subscription) Done() <-chan struct{} { return s.done }
 
 // Close takes the listener away. It does not wait.
 func (s *Subscription) Close() {

@@ -102,7 +102,7 @@ func TestTap(t *testing.T) {
 	}
 	send("nobody")
 	recv("nobody")
-	tap.Note(capture.In, []byte("nobody"))
+	tap.Note(capture.In, []byte("nobody"), 6)
 	if tap.Listening() {
 		t.Error("somebody listens")
 	}
@@ -112,7 +112,7 @@ func TestTap(t *testing.T) {
 	}
 	send("first", "second")
 	recv("first")
-	tap.Note(capture.In, []byte("noted"))
+	tap.Note(capture.In, []byte("noted"), 5)
 	recv("second")
 	for _, p := range []struct {
 		dir capture.Dir
@@ -181,7 +181,7 @@ func TestCrowd(t *testing.T) {
 			b := []roce.Buffer{buffer(string(bytes.Repeat([]byte{byte('a' + i)}, 100)))}
 			for range 2000 {
 				_ = tap.Send(hca.GID{}, b)
-				tap.Note(capture.In, b[0][roce.Headroom:])
+				tap.Note(capture.In, b[0][roce.Headroom:], 100)
 			}
 		})
 	}
@@ -327,9 +327,9 @@ func TestCopy(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			out, done := pipe{make(chan []byte, 16)}, make(chan error)
-			go func() { done <- capture.Copy(ctx, out, "uverbs0", s) }()
+			go func() { done <- capture.Copy(ctx, out, "uverbs0", s, 0) }()
 			file := <-out.c // the header is there at once
-			tap.Note(capture.Out, []byte("packet"))
+			tap.Note(capture.Out, []byte("packet"), 6)
 			file = append(file, <-out.c...) // and a packet when no other waits
 			switch how {
 			case "cancelled":
@@ -359,6 +359,41 @@ func TestCopy(t *testing.T) {
 	}
 }
 
+// What waits when a capture ends is in the file, up to the count that was asked for;
+// a tap without a link will do.
+func TestCopyWaiting(t *testing.T) {
+	for _, c := range []struct{ count, written, dropped uint64 }{{0, 4, 2}, {3, 3, 2}} {
+		tap := capture.New(nil)
+		s := subscribe(t, tap, 4, 8)
+		if tap.Wants() != 8 {
+			t.Errorf("%d bytes are wanted", tap.Wants())
+		}
+		for range 6 {
+			tap.Note(capture.In, make([]byte, 8), 1000)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		var file bytes.Buffer
+		if err := capture.Copy(ctx, &file, "uverbs0", s, c.count); err != nil {
+			t.Fatal(err)
+		}
+		bs := blocks(t, file.Bytes())
+		o := options(t, bs[len(bs)-1].body[12:])
+		if n := uint64(len(bs) - 3); n != c.written || binary.LittleEndian.Uint64(o[4]) != c.written+c.dropped ||
+			binary.LittleEndian.Uint64(o[5]) != c.dropped || binary.LittleEndian.Uint32(bs[2].body[16:]) != 1000 {
+			t.Errorf("%d: %d packets, statistics %v", c.count, n, o)
+		}
+		select {
+		case <-s.Done():
+		default:
+			t.Error("the subscription goes on")
+		}
+		if err := tap.Close(); err != nil || tap.Wants() != 0 {
+			t.Errorf("%v, %d bytes are wanted", err, tap.Wants())
+		}
+	}
+}
+
 // short takes so many bytes and then fails.
 type short int
 
@@ -374,9 +409,9 @@ func TestWriteError(t *testing.T) {
 	defer func() { _ = tap.Close() }()
 	for _, n := range []short{0, 100, 200} {
 		s := subscribe(t, tap, 0, 0)
-		tap.Note(capture.In, make([]byte, 200))
+		tap.Note(capture.In, make([]byte, 200), 200)
 		s.Close()
-		if err := capture.Copy(t.Context(), &n, "uverbs0", s); !errors.Is(err, io.ErrShortWrite) {
+		if err := capture.Copy(t.Context(), &n, "uverbs0", s, 0); !errors.Is(err, io.ErrShortWrite) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -416,7 +451,7 @@ func BenchmarkSend(b *testing.B) {
 					done = make(chan struct{})
 					go func() {
 						defer close(done)
-						_ = capture.Copy(b.Context(), io.Discard, "", s)
+						_ = capture.Copy(b.Context(), io.Discard, "", s, 0)
 					}()
 				}
 			}
