@@ -59,7 +59,6 @@ var notOnWire = map[string]string{
 	"Row22EachOptional":   "Ethernet has no alternate path",
 	"Row22WithoutState":   "the same",
 	"Row21PeerComesLater": "with a timeout of 0 what is lost stays lost; see WirePeerComesLater",
-	"SRQEmpty":            "a message that is under way takes a receive though its sender has gone",
 	"Row35XRCBlocked":     "a responder that is stuck answers nothing",
 	"WindowInvInTraffic":  "a sender of UC, who is told at once, floods; an access takes longer then than its end is waited for",
 

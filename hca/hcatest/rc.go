@@ -179,7 +179,9 @@ func testSQDepth(t *testing.T, p Pair) {
 	var ws []hca.SendWR
 	for i := range depth + 3 {
 		w := a.send(uint64(i), 0, 8)
-		w.Flags = 0
+		if i != depth-1 {
+			w.Flags = 0
+		}
 		ws = append(ws, w)
 	}
 	n, err := a.qp.PostSend(ws) // nobody runs them yet
@@ -192,6 +194,7 @@ func testSQDepth(t *testing.T, p Pair) {
 		b.postRecv(uint64(i), b.sge(0, 8))
 	}
 	take(t, b.rcq, depth) // the earlier ones run
+	one(t, a.scq, uint64(depth-1), hca.WCSuccess)
 	// Unsignaled ones have given their places back, again and again.
 	for range 5 * depth {
 		b.postRecv(0, b.sge(0, 8))

@@ -34,7 +34,8 @@ func (d *dgram) put() {
 // Nobody answers: the send succeeds whether or not somebody gets it.
 func (x *exec) datagram() (verdict, hca.WCStatus) {
 	q := x.q
-	if x.length > smallSize {
+	out := q.dev.leadsOut(&x.dest)
+	if x.length > smallSize || out && x.length > uint64(q.dev.link.State().MTU) {
 		return finished, hca.WCLocLenErr
 	}
 	d := dgrams.Get().(*dgram)
@@ -54,7 +55,6 @@ func (x *exec) datagram() (verdict, hca.WCStatus) {
 	if qkey>>31 != 0 { // IBTA 1.4 §10.2.5
 		qkey = x.ownKey
 	}
-	out := q.dev.leadsOut(&x.dest)
 	if !loop.IsMulticast(&x.dest) {
 		if out {
 			x.sendOut(d, qkey)

@@ -19,7 +19,7 @@ func (q *QP) doorbell(wrs int, n *notes) (int, error) {
 	switch {
 	case state == hca.QPRTS:
 		q.refillLocked()
-	case state >= hca.QPSQE && q.s.owner == nil:
+	case state >= hca.QPSQE && !q.sendBusyLocked():
 		q.flushSQLocked(n)
 	}
 	q.s.mu.Unlock()

@@ -247,7 +247,7 @@ func (q *QP) errLocked(n *notes) {
 	q.unwaitLocked()
 	s.attr.State = hca.QPErr
 	s.drain = false
-	stuck := s.owner != nil
+	stuck := q.sendBusyLocked()
 	if !stuck {
 		q.flushSQLocked(n)
 	}
@@ -350,7 +350,7 @@ func (q *QP) settle() {
 		defer q.s.mu.Unlock()
 		q.r.mu.Lock()
 		defer q.r.mu.Unlock()
-		return q.s.owner == nil && (q.r.claimer == nil || q.r.claimer == orphaned)
+		return !q.sendBusyLocked() && (q.r.claimer == nil || q.r.claimer == orphaned) && !q.wireBusyLocked()
 	})
 	q.steal(q.era.Load())
 	q.s.mu.Lock()
@@ -372,8 +372,11 @@ func (q *QP) steal(era uint32) {
 	q.s.mu.Lock()
 	if q.era.Load() == era {
 		flush := q.s.attr.State == hca.QPErr
-		if q.s.owner != nil {
+		if q.sendBusyLocked() {
 			q.s.owner = nil
+			if w := q.s.wire; w != nil {
+				w.tx.taking = false
+			}
 			if flush {
 				q.flushSQLocked(&n)
 			}

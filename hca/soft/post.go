@@ -111,7 +111,7 @@ func (q *QP) postSendLocked(wrs []hca.SendWR, n *notes) (int, error) {
 			return i, fmt.Errorf("post send: %w", err)
 		}
 		// Flushed at once, unless a runner still has to flush what came before.
-		if state >= hca.QPSQE && q.s.owner == nil {
+		if state >= hca.QPSQE && !q.sendBusyLocked() {
 			if q.s.ring.max == 0 {
 				return i, fmt.Errorf("post send: no send queue: %w", enomem)
 			}

@@ -60,6 +60,9 @@ const (
 	// savedAtomics is how many answers are kept for requests that come again: as many
 	// as a responder can have under way (DefaultAttr's MaxQPRdAtom).
 	savedAtomics = 16
+	// halfPSNs is how many packets may be between the oldest one unacknowledged and the
+	// last that a request has: beyond that it cannot be told which is earlier (§9.7.1).
+	halfPSNs = 1 << 23
 	// mcastQPN is the destination of datagrams to a group (IBTA 1.4 §9.6.1.3.1).
 	mcastQPN = 0xffffff
 	// pkeyBase is the P_Key without its membership bit.
@@ -69,8 +72,10 @@ const (
 // wire is a connected QP's way to a peer on another host.
 type wire struct {
 	link roce.Link
-	head roce.Packet // what all packets of the QP have in common; constant
-	mtu  int         // of the path, in bytes; constant
+	mtu  int // of the path, in bytes; constant
+	// head is what all packets of the QP have in common. What it points to is constant;
+	// another path has another.
+	head atomic.Pointer[roce.Packet]
 
 	tx wireTx // under QP.s.mu
 	rx wireRx // under QP.r.mu
@@ -103,16 +108,13 @@ func (q *QP) setWireLocked() {
 		q.s.wire, q.r.wire = nil, nil
 		return
 	}
-	w := q.s.wire
-	if w != nil { // another path for the same connection
-		n := &wire{link: w.link, mtu: w.mtu, head: q.wireHead(), tx: w.tx, rx: w.rx}
-		n.tx.timer, n.tx.timed, n.tx.taking = nil, time.Time{}, false
-		n.rx.busy, n.rx.sending = false, false
-		q.stopWireLocked()
-		q.s.wire, q.r.wire = n, n
+	h := q.wireHead()
+	if w := q.s.wire; w != nil { // another path for the same connection, in whose packets somebody may be
+		w.head.Store(&h)
 		return
 	}
-	w = &wire{link: q.dev.link, mtu: min(a.PathMTU.Bytes(), q.dev.link.State().MTU), head: q.wireHead()}
+	w := &wire{link: q.dev.link, mtu: min(a.PathMTU.Bytes(), q.dev.link.State().MTU)}
+	w.head.Store(&h)
 	w.rx.epsn = a.RQPSN
 	q.s.wire, q.r.wire = w, w
 }
@@ -149,6 +151,15 @@ func (q *QP) stopWireLocked() {
 	}
 }
 
+// sendBusyLocked: is somebody at the requester's half, so that he flushes what is in
+// it? Under s.mu.
+func (q *QP) sendBusyLocked() bool {
+	return q.s.owner != nil || q.s.wire != nil && q.s.wire.tx.taking
+}
+
+// wireBusyLocked: is somebody at a packet for the responder's half? Under r.mu.
+func (q *QP) wireBusyLocked() bool { return q.r.wire != nil && q.r.wire.rx.busy }
+
 // packetsOf is how many packets n bytes take.
 func (w *wire) packetsOf(n uint64) uint32 {
 	return uint32(max((n+uint64(w.mtu)-1)/uint64(w.mtu), 1))
@@ -176,7 +187,7 @@ func (b *batch) seal(end int) {
 func (b *batch) full() bool { return b.n == txBatch }
 
 // send sends what there is. What the link cannot send is lost.
-func (b *batch) send(w *wire) { b.sendTo(w.link, w.head.Dst) }
+func (b *batch) send(w *wire) { b.sendTo(w.link, w.head.Load().Dst) }
 
 func (b *batch) sendTo(l roce.Link, dst hca.GID) {
 	if b.n > 0 {
@@ -199,7 +210,8 @@ type wirePort struct {
 	leader  atomic.Pointer[inbound]   // the others end; changed under mu
 	current atomic.Pointer[rxPackets] // what the leader is at
 
-	// mu guards stop, and what inbound.ctx says against a change of the leader. Leaf.
+	// mu guards stop, inbound.stuck, UContext.late, and changes of the leader and of
+	// the counts of who is held. Leaf.
 	mu   sync.Mutex
 	stop bool
 
@@ -243,8 +255,10 @@ func (p *wirePort) startLocked() {
 // lead receives until the link is closed, or another leads.
 func (p *wirePort) lead(in *inbound) {
 	defer p.wg.Done()
+	defer p.catchUp(in)
 	if b := p.current.Load(); b != nil { // what a stuck one before it has left
 		p.inside.Store(true)
+		p.watch()
 		p.work(in, b)
 	}
 	for p.leader.Load() == in {
@@ -275,14 +289,11 @@ func (p *wirePort) work(in *inbound, b *rxPackets) {
 		in.ip = b.rs[i].IP
 		p.handle(in)
 		b.rs[i].Release()
-		if c := p.leads(in); c != nil {
-			p.catchUp(in, c)
+		if !p.leads(in) {
 			break
 		}
 	}
-	in.notes.tell(&in.waits)
-	p.dev.events.drain()
-	in.waits.wake()
+	in.tell()
 }
 
 // rxPackets is what one Recv has brought. Whoever takes a number from next has that
@@ -292,40 +303,44 @@ type rxPackets struct {
 	n, next atomic.Int32
 }
 
-// leads is nil if in is still the leader's after a packet, else the context that has
-// held it.
-func (p *wirePort) leads(in *inbound) *UContext {
+// leads: is in still the leader, after a packet?
+func (p *wirePort) leads(in *inbound) bool {
 	p.beats.Add(1)
-	if in.ctx.Load() == nil {
-		return nil
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := in.ctx.Swap(nil)
-	if p.leader.Load() == in {
-		return nil
-	}
-	return c
+	in.ctx.Store(nil)
+	return p.leader.Load() == in
 }
 
-// catchUp handles the packets that have come for c while in was stuck in its memory.
-func (p *wirePort) catchUp(in *inbound, c *UContext) {
-	in.late = c
+// catchUp is the last that a leader does which another has replaced: it handles the
+// packets that have come meanwhile for the context in whose memory it was stuck.
+func (p *wirePort) catchUp(in *inbound) {
 	for {
 		p.mu.Lock()
+		c := in.stuck
+		if c == nil {
+			p.mu.Unlock()
+			return
+		}
 		if len(c.late) == 0 || p.stop {
-			c.late = nil
+			c.late, in.stuck = nil, nil
 			c.held.Add(-1)
 			c.party.held.Add(-1)
 			p.mu.Unlock()
-			return
+			break
 		}
 		in.ip = c.late[0]
 		c.late = c.late[1:]
 		p.mu.Unlock()
+		in.late = c
 		p.handle(in)
-		in.ctx.Store(nil)
 	}
+	in.tell()
+}
+
+// tell tells of the completions that in has made.
+func (in *inbound) tell() {
+	in.notes.tell(&in.waits)
+	in.port.dev.events.drain()
+	in.waits.wake()
 }
 
 // watch has somebody look after the leader while packets come.
@@ -372,6 +387,7 @@ func (p *wirePort) replace() {
 	if c == nil {
 		return
 	}
+	in.stuck = c
 	c.held.Add(1)
 	c.party.held.Add(1)
 	p.inside.Store(false)
@@ -420,12 +436,29 @@ func (p *wirePort) close() {
 type inbound struct {
 	port  *wirePort
 	ctx   atomic.Pointer[UContext] // whose memory the handler may touch
+	last  *UContext                // the one before: what is in notes and waits is its
 	own   rxPackets
 	ip    []byte
+	stuck *UContext // in whose memory it was when another took over; under wirePort.mu
 	late  *UContext // it is not the leader any more, and does what waits for this
 	pkt   roce.Packet
 	notes notes
 	waits notes
+}
+
+// enter says whose memory the handler is about to touch. Should it be held up there,
+// nobody else's completions may be left with it.
+func (in *inbound) enter(c *UContext) {
+	if in.last != c {
+		in.last = c
+		if !in.notes.empty() {
+			in.notes.tell(&in.waits)
+		}
+		if !in.waits.empty() {
+			in.waits.later(in.port.dev)
+		}
+	}
+	in.ctx.Store(c)
 }
 
 // handle does one packet.
@@ -457,7 +490,7 @@ func (p *wirePort) handle(in *inbound) {
 		if p.withheld(in, pd.ctx, true) {
 			return
 		}
-		in.ctx.Store(pd.ctx)
+		in.enter(pd.ctx)
 	}
 	switch {
 	case k.Op == roce.CNP:
@@ -474,7 +507,8 @@ func (p *wirePort) handle(in *inbound) {
 
 // fromPeer: is k from whom the QP is connected to?
 func (w *wire) fromPeer(k *roce.Packet) bool {
-	return k.Src == w.head.Dst && k.Dst == w.head.Src && (k.Op == roce.CNP || k.Op.Transport() == w.head.Op)
+	h := w.head.Load()
+	return k.Src == h.Dst && k.Dst == h.Src && (k.Op == roce.CNP || k.Op.Transport() == h.Op)
 }
 
 // datagram gives a packet of UD to whom it is for.
@@ -507,17 +541,24 @@ func (p *wirePort) datagram(in *inbound) {
 	for _, m := range p.dev.fabric.Members(k.Dst) {
 		if q, ok := m.(*QP); ok && q.dev == p.dev {
 			q.hear(d, k.QKey, in)
+			if !p.leads(in) { // it was held up there: the others have lost it
+				return
+			}
 		}
 	}
 }
 
 // hear queues a datagram from the wire, and has it received.
 func (q *QP) hear(d *dgram, qkey uint32, in *inbound) {
+	if q.typ != hca.QPTypeUD { // others may have no PD
+		in.port.dropped.Add(1)
+		return
+	}
 	if in.port.withheld(in, q.pd.ctx, in.pkt.QPN != mcastQPN) {
 		return
 	}
 	if q.enqueue(d, qkey) {
-		in.ctx.Store(q.pd.ctx)
+		in.enter(q.pd.ctx)
 		q.runInbound(&in.notes)
 	}
 }

@@ -117,6 +117,9 @@ func (q *QP) progressLocked(w *wire, una uint32) {
 		return
 	}
 	t.una = una
+	if t.easing && roce.PSNDiff(una, t.eased) >= 0 {
+		t.easing = false
+	}
 	if roce.PSNDiff(una, t.at) > 0 {
 		t.at = una
 	}
@@ -174,7 +177,10 @@ func (q *QP) congested(k *roce.Packet) bool {
 	if w == nil || !w.fromPeer(k) {
 		return false
 	}
-	w.tx.shrink()
+	if t := &w.tx; !t.easing {
+		t.shrink()
+		t.easing, t.eased = true, t.high
+	}
 	return true
 }
 
@@ -231,10 +237,16 @@ func (q *QP) answeredLocked(w *wire, k *roce.Packet, n *notes) {
 		ok = x.src.write(data) == nil
 	}
 	q.s.mu.Lock()
-	if q.s.wire != w {
-		return
+	if q.s.wire != w || q.era.Load() != x.era && !t.taking {
+		return // it was taken away
 	}
 	t.taking = false
+	if q.s.attr.State == hca.QPErr {
+		if q.s.owner == nil {
+			q.flushSQLocked(n)
+		}
+		return
+	}
 	if t.base != num || t.una != k.PSN || q.era.Load() != x.era {
 		return
 	}

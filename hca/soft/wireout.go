@@ -18,13 +18,14 @@ func (q *QP) answerOut(w *wire) {
 	gone := false
 	b := batches.Get().(*batch)
 	sent := 0
+loop:
 	for len(rx.out) > 0 && r.wire == w {
 		if sent >= respBatch {
 			q.dev.pool.few.sched(q)
 			break
 		}
 		a := &rx.out[0]
-		k := w.head
+		k := *w.head.Load()
 		k.PSN, k.MSN, k.Syndrome, k.Orig = a.psn, a.msn, a.syndrome, a.orig
 		k.Op |= a.op
 		done, ok := true, true
@@ -35,15 +36,18 @@ func (q *QP) answerOut(w *wire) {
 			r.count.txPkts++
 		} else {
 			x, off := a.x, a.off
-			if q.pd != nil && !q.pd.ctx.free() { // its memory holds others up: the requester asks again
+			switch {
+			case !rx.dead && !rx.busy && x.era != q.era.Load(): // in ERR nothing but what comes before a NAK
 				off = x.length
-			} else {
+			case q.pd != nil && !q.pd.ctx.free(): // its memory holds others up: the requester asks again
+				off = x.length
+			default:
 				r.mu.Unlock()
 				var n int
 				n, ok = w.respond(b, x, &k, off)
 				r.mu.Lock()
 				if r.wire != w {
-					break
+					break loop
 				}
 				a = &rx.out[0]
 				sent += n
@@ -67,7 +71,7 @@ func (q *QP) answerOut(w *wire) {
 		}
 		if !ok { // what is to be read is gone meanwhile
 			gone, rx.dead = true, true
-			k.Op, k.Syndrome = w.head.Op|roce.Acknowledge, roce.SyndromeNAK|roce.NAKRemoteOp
+			k.Op, k.Syndrome = k.Op.Transport()|roce.Acknowledge, roce.SyndromeNAK|roce.NAKRemoteOp
 			b.seal(k.Build(b.next()))
 		}
 		if b.full() || b.n > 0 && len(rx.out) == 0 {
@@ -125,7 +129,7 @@ func (w *wire) respond(b *batch, x *exec, k *roce.Packet, off uint64) (n int, ok
 		case last:
 			op = roce.ReadRespLast
 		}
-		k.Op = w.head.Op | op
+		k.Op = k.Op.Transport() | op
 		room := b.next()
 		at := k.Build(room)
 		if x.dst.read(room[at:at+size]) != nil {

@@ -65,7 +65,7 @@ func (q *QP) takeRequest(in *inbound) bool {
 	r, k := &q.r, &in.pkt
 	r.mu.Lock()
 	w := r.wire
-	if w == nil || !canReceive(r.state) || w.rx.busy || w.rx.dead || !w.fromPeer(k) {
+	if w == nil || q.typ == hca.QPTypeXRCIni || !canReceive(r.state) || w.rx.busy || w.rx.dead || !w.fromPeer(k) {
 		r.mu.Unlock()
 		return false
 	}
@@ -81,7 +81,7 @@ func (q *QP) takeRequest(in *inbound) bool {
 		}
 		q.expectedLocked(w, in)
 	case diff > 0:
-		if !rx.nak {
+		if !rx.nak && len(rx.out) < maxAnswers {
 			rx.nak = true
 			rx.say(answer{op: roce.Acknowledge, psn: rx.epsn, msn: rx.msn, syndrome: roce.SyndromeNAK | roce.NAKSequence})
 		}
@@ -128,7 +128,7 @@ func (rx *wireRx) cnpDue() bool {
 
 // notify tells the peer of congestion (Annex A17.9.3).
 func (w *wire) notify() {
-	k := w.head
+	k := *w.head.Load()
 	k.Op, k.BECN, k.PSN = roce.CNP, true, 0
 	b := batches.Get().(*batch)
 	b.seal(k.Build(b.next()))
@@ -146,10 +146,14 @@ func (q *QP) abandonLocked(rx *wireRx) {
 	}
 }
 
-// sequenceOK: may op follow what is in progress (§9.7.4.1.2)?
-func sequenceOK(op roce.Opcode, msg *exec) bool {
-	inSend, inWrite := false, false
+// sequenceOK: may k follow what is in progress (§9.7.4.1.2)? A message of XRC goes to
+// one SRQ.
+func sequenceOK(k *roce.Packet, msg *exec) bool {
+	op, inSend, inWrite := k.Op.Operation(), false, false
 	if msg != nil {
+		if k.SRQN != msg.srqn {
+			return false
+		}
 		inWrite = msg.op == hca.OpRDMAWrite
 		inSend = !inWrite
 	}
@@ -196,7 +200,7 @@ func (q *QP) expectedLocked(w *wire, in *inbound) {
 	if len(rx.out) >= maxAnswers {
 		return
 	}
-	if !(uc && begins) && !sequenceOK(op, rx.msg) || !lengthOK(op, len(k.Payload), w.mtu) {
+	if !(uc && begins) && !sequenceOK(k, rx.msg) || !lengthOK(op, len(k.Payload), w.mtu) {
 		if uc {
 			q.abandonLocked(rx)
 			rx.epsn = (k.PSN + 1) & roce.PSNMask
@@ -217,8 +221,13 @@ func (q *QP) expectedLocked(w *wire, in *inbound) {
 	}
 	q.estLocked()
 	rx.busy = true
+	claimer := r.claimer
 	r.mu.Unlock()
 	x := rx.msg
+	if x != nil && begins && claimer != orphaned { // UC: a write that was cut short
+		x.put()
+		x = nil
+	}
 	var f fate
 	var nak uint8
 	switch op {
@@ -328,6 +337,13 @@ func (q *QP) begin(w *wire, in *inbound, x *exec, kept bool) (fate, uint8) {
 		if !x.enterWireSRQ(q) {
 			return refused, roce.NAKInvalidReq
 		}
+		if x.length > maxMsg {
+			x.leaveWireSRQ()
+			if q.typ != hca.QPTypeUC {
+				q.toErr(hca.EventQPReqErr, &in.notes)
+			}
+			return refused, roce.NAKInvalidReq
+		}
 		_, st, ok := x.remote(q, hca.AccessRemoteWrite, x.length)
 		if !ok {
 			x.leaveWireSRQ()
@@ -434,6 +450,9 @@ func (q *QP) partOfSend(w *wire, in *inbound, x *exec) (fate, uint8) {
 	defer in.notes.merge(&x.notes)
 	x.length = rx.off + uint64(len(k.Payload))
 	st := x.checkRecv(q)
+	if st == hca.WCSuccess && x.length > maxMsg { // however long the receive is
+		st = hca.WCLocLenErr
+	}
 	if st == hca.WCSuccess {
 		x.dst.skip(rx.off)
 		if x.dst.write(k.Payload) != nil {
@@ -736,27 +755,21 @@ func (q *QP) repeatedLocked(w *wire, k *roce.Packet) bool {
 		if roce.PSNDiff(last, rx.epsn) >= 0 || k.DMALen > maxMsg {
 			return false
 		}
-		msn := rx.msn
+		access, maxDest := q.r.access, q.r.maxDest
 		rx.busy = true
 		q.r.mu.Unlock()
-		in := &inbound{pkt: *k}
-		x, f, nak := q.readSource(in)
-		in.notes.later(q.dev)
+		x := q.readAgain(k, access&hca.AccessRemoteRead != 0 && maxDest > 0)
 		q.r.mu.Lock()
 		rx.busy = false
 		switch {
+		case x == nil:
+			return false
 		case q.r.wire != w:
-		case f == taken:
-			rx.say(answer{op: roce.ReadRespOnly, psn: k.PSN, msn: msn, syndrome: ackCredits, x: x})
-			return true
-		case f == refused:
-			q.refuseLocked(w, k.PSN, nak)
-			return true
-		}
-		if f == taken {
 			x.put()
+			return false
 		}
-		return false
+		rx.say(answer{op: roce.ReadRespOnly, psn: k.PSN, msn: rx.msn, syndrome: ackCredits, x: x})
+		return true
 	case roce.CompareSwap, roce.FetchAdd:
 		for i := range rx.saved {
 			if s := &rx.saved[i]; s.ok && s.psn == k.PSN {
@@ -774,4 +787,25 @@ func (q *QP) repeatedLocked(w *wire, k *roce.Packet) bool {
 	// A send or a write: what came last is acknowledged again.
 	rx.say(answer{op: roce.Acknowledge, psn: (rx.epsn - 1) & roce.PSNMask, msn: rx.msn, syndrome: ackCredits})
 	return true
+}
+
+// readAgain is readSource for a read that was answered before; nil if it cannot be
+// any more. That is no error: the packet may be a late copy, of a region that has gone
+// in good order since.
+func (q *QP) readAgain(k *roce.Packet, allowed bool) *exec {
+	x := getExec()
+	x.q, x.era, x.peer, x.srqn = q, q.era.Load(), nil, k.SRQN
+	x.op, x.rkey, x.remoteAddr, x.length = hca.OpRDMARead, k.RKey, k.VA, uint64(k.DMALen)
+	pd := q.pd
+	if q.typ == hca.QPTypeXRCTgt {
+		if s := q.dev.xrcSRQ(k.SRQN); s != nil && s.xrcd == q.xrcd {
+			pd = s.pd
+		}
+	}
+	x.dst.segs, x.dst.n, x.dst.i, x.dst.off = x.dst.segs[:0], 0, 0, 0
+	if allowed && pd != nil && (x.length == 0 || x.dst.one(pd, q, x.rkey, x.remoteAddr, x.length, hca.AccessRemoteRead)) {
+		return x
+	}
+	x.put()
+	return nil
 }

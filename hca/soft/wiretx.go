@@ -29,6 +29,8 @@ type wireTx struct {
 	window   int  // packets on their way at a time
 	slow     bool // slow start: the window doubles
 	grown    int  // acknowledged since it last grew
+	easing   bool // a congestion notification has halved the window, until una is at eased
+	eased    uint32
 	tries    uint8
 	rnrLeft  uint8
 	lost     bool      // at went back to una, and una has not moved since
@@ -75,7 +77,7 @@ func (q *QP) beginLocked(w *wire) bool {
 	if !isAtomic(slot.op) {
 		n = w.packetsOf(slot.total + uint64(slot.ninline))
 	}
-	if roce.PSNDiff(t.next, t.una)+int32(min(n, 1<<23-1)) < 0 {
+	if roce.PSNDiff(t.next, t.una)+int32(n) > halfPSNs {
 		return false // its PSNs would run into those on their way
 	}
 	if i >= len(t.reqs) {
@@ -262,7 +264,7 @@ func (q *QP) runWire(h *holder, w *notes) {
 		}
 		if s.owner == x {
 			s.owner = nil
-			if s.attr.State == hca.QPErr {
+			if s.attr.State == hca.QPErr && !q.sendBusyLocked() {
 				q.flushSQLocked(&x.notes)
 			}
 		}
@@ -299,7 +301,8 @@ func (t *wireTx) cutLocked(psn uint32, st hca.WCStatus) {
 	}
 }
 
-// failedLocked ends the queue if the request at its head has failed on this side.
+// failedLocked ends the queue if the request at its head has failed on this side. What
+// is before that one is seen to first, also if it has to be sent again.
 func (q *QP) failedLocked(w *wire, x *exec) bool {
 	t := &w.tx
 	if t.failed == 0 {
@@ -308,8 +311,9 @@ func (q *QP) failedLocked(w *wire, x *exec) bool {
 	if t.base == t.begun && q.s.ring.count > 0 && !q.s.closed && (q.s.attr.State == hca.QPRTS || q.s.attr.State == hca.QPSQD) {
 		q.s.owner = nil
 		q.failHeadLocked(t.failed, &x.notes)
+		return true
 	}
-	return true
+	return false
 }
 
 // localLocked does a request that needs no peer, if it is at the head. s.mu is given
@@ -389,7 +393,8 @@ func (q *QP) failHeadLocked(st hca.WCStatus, n *notes) {
 // and sends what fills a batch.
 func (x *exec) build(w *wire, b *batch) hca.WCStatus {
 	p, q := &x.plan, x.q
-	k := w.head
+	k := *w.head.Load()
+	transport := k.Op
 	k.PSN = p.psn
 	switch {
 	case x.op == hca.OpRDMARead:
@@ -410,7 +415,7 @@ func (x *exec) build(w *wire, b *batch) hca.WCStatus {
 		k.Swap, k.Compare = x.swap, x.compareAdd
 		switch x.op {
 		case hca.OpAtomicFetchAdd:
-			k.Op = w.head.Op | roce.FetchAdd
+			k.Op = transport | roce.FetchAdd
 			k.Swap, k.Compare = x.compareAdd, 0
 		case hca.OpMaskedAtomicCmpSwap, hca.OpMaskedAtomicFetchAdd:
 			return hca.WCLocQPOpErr // RoCE has no packet for them
@@ -444,7 +449,7 @@ func (x *exec) build(w *wire, b *batch) hca.WCStatus {
 	off := p.off
 	for i := range p.n {
 		n := int(min(x.length-off, uint64(w.mtu)))
-		x.shape(&k, w.head.Op, p.first && i == 0, p.last && i == p.n-1)
+		x.shape(&k, transport, p.first && i == 0, p.last && i == p.n-1)
 		k.PSN = (p.psn + uint32(i)) & roce.PSNMask
 		k.AckReq = i == p.n-1 && p.ask || k.PSN%ackEvery == 0 && !k.Op.IsLast()
 		if !x.addPayload(w, b, &k, off, n) {
